@@ -182,6 +182,7 @@ mod tests {
         SocketHealth {
             socket: path.into(),
             version: healthy.then(Version::default),
+            checked: true,
             present: healthy,
             healthy,
             message: format!("words of {path}"),

@@ -92,6 +92,8 @@ pub struct SocketHealth {
     pub socket: PathBuf,
     /// The runtime that answered last, if any did.
     pub version: Option<Version>,
+    /// Whether the path was checked since the start.
+    pub checked: bool,
     /// Whether a socket exists at that path.
     pub present: bool,
     /// Whether the last call was answered.
@@ -147,6 +149,7 @@ impl SocketSlot {
         let health = SocketHealth {
             socket,
             version: None,
+            checked: false,
             present: false,
             healthy: false,
             message,
@@ -323,6 +326,7 @@ impl Runtimes {
 /// One check of one socket.
 async fn probe(mut slot: SocketSlot) -> SocketSlot {
     let now = Instant::now();
+    slot.health.checked = true;
     if let Some(words) = missing_reason(&slot.health.socket).await {
         slot.health.present = false;
         slot.health.healthy = false;

@@ -43,6 +43,20 @@ fn no_runtime_reason_lists_missing_sockets_once() {
     );
 }
 
+/// Before that, a runtime may be there.
+#[tokio::test]
+async fn every_socket_is_checked_once_all_were_probed() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtimes = Runtimes::new(&DiscoveryOptions {
+        root: dir.path().to_owned(),
+        socket_file: None,
+    });
+    std::fs::write(dir.path().join("containerd.sock"), "").unwrap();
+    assert!(!runtimes.health().iter().any(|socket| socket.checked));
+    runtimes.probe_all().await;
+    assert!(runtimes.health().iter().all(|socket| socket.checked));
+}
+
 #[tokio::test]
 async fn missing_reason_describes_the_path() {
     let dir = tempfile::tempdir().unwrap();

@@ -25,7 +25,7 @@ use super::{act, report};
 use crate::Context;
 use kruise_api::image_reference::{ImageReference, join_name_and_tag};
 use kruise_api::json::set;
-use kruise_api::node_image::NodeImage;
+use kruise_api::node_image::{NodeImage, NodeImageStatus};
 use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::write::Stored;
@@ -389,7 +389,7 @@ impl ImagePullController {
             return Ok(None);
         }
         let current = self.evaluate(now, |board, _| status::compose(board, limits))?;
-        let current = self.publisher.publishable(current, now);
+        let current = self.publishable(current, now);
         Ok(match self.publisher.next_write(&current, now) {
             WriteTime::Never => None,
             WriteTime::At(t) => Some(t),
@@ -400,7 +400,13 @@ impl ImagePullController {
         })
     }
 
-    fn write_status(&mut self, current: &kruise_api::node_image::NodeImageStatus) {
+    /// What to publish of a composed status.
+    fn publishable(&self, composed: NodeImageStatus, now: Timestamp) -> NodeImageStatus {
+        let runtime = observe::runtime_state(&self.ctx.runtimes.health());
+        self.publisher.publishable(composed, &runtime, now)
+    }
+
+    fn write_status(&mut self, current: &NodeImageStatus) {
         let Some(observed) = &self.observed else { return };
         let mut patch = publish::status_patch(&self.publisher.stored, current);
         // Rejected if the NodeImage was deleted and created again meanwhile.
@@ -455,9 +461,7 @@ impl ImagePullController {
                 self.on_status_written(written.ok());
             }
             let now = self.ctx.cluster.clock.now();
-            let current = self
-                .publisher
-                .publishable(status::compose(&self.board, &self.limits()), now);
+            let current = self.publishable(status::compose(&self.board, &self.limits()), now);
             let stored = status::by_tag(&self.publisher.stored);
             let composed: BTreeMap<_, _> = status::by_tag(&current);
             let has_unwritten_end = composed
@@ -609,6 +613,7 @@ mod tests {
     use super::*;
     use kruise_api::node_image::ImagePullPhase;
     use kruise_cluster::Key;
+    use kruise_cri::DiscoveryOptions;
     use kruise_ops::logs::captured_lines;
     use kruise_ops::metrics::metrics;
     use kruise_ops::panics::injected::inject_panic;
@@ -704,14 +709,22 @@ mod tests {
         assert_eq!(board.on_panic(&key("bad"), message, at(5)), AttemptOutcome::Stale);
     }
 
-    /// A running controller with these specs; returns the messages of its tags at each status write, and the guard that
-    /// stops it.
+    /// A running controller with these specs; returns each status that it writes, and the guard that stops it.
     fn running_controller(
         specs: BTreeMap<TagKey, PullSpec>,
-    ) -> (UnboundedReceiver<Vec<String>>, tokio_util::sync::DropGuard) {
-        let (written_tx, messages) = mpsc::unbounded_channel();
+    ) -> (UnboundedReceiver<Value>, tokio_util::sync::DropGuard) {
+        running_controller_with(specs, &Value::Null, None)
+    }
+
+    /// The same with a stored status, and with other runtimes than the one that panics.
+    fn running_controller_with(
+        specs: BTreeMap<TagKey, PullSpec>,
+        stored: &Value,
+        runtimes: Option<Runtimes>,
+    ) -> (UnboundedReceiver<Value>, tokio_util::sync::DropGuard) {
+        let (written_tx, written) = mpsc::unbounded_channel();
         let service = tower::service_fn(move |request: http::Request<Body>| {
-            let written = written_tx.clone();
+            let written_tx = written_tx.clone();
             async move {
                 let patch =
                     request.method() == http::Method::PATCH && request.uri().path().ends_with("/status");
@@ -719,19 +732,20 @@ mod tests {
                 let mut response = serde_json::json!({ "metadata": { "name": "n", "uid": "n" }, "spec": {} });
                 if patch {
                     let status = serde_json::from_slice::<Value>(&body).unwrap()["status"].take();
-                    let messages = messages_of(&status);
-                    response["status"] = status;
-                    let _ = written.send(messages);
+                    response["status"] = status.clone();
+                    let _ = written_tx.send(status);
                 }
                 http::Response::builder().body(Body::from(response.to_string().into_bytes()))
             }
         });
-        let ctx = Context::for_test(kube::Client::new(service, "default"));
+        let mut ctx = Context::for_test(kube::Client::new(service, "default"));
+        ctx.runtimes = runtimes.unwrap_or(ctx.runtimes);
         let shutdown = ctx.shutdown.clone().drop_guard();
         let (changes_tx, changes) = mpsc::unbounded_channel();
         let observed = ObservedNodeImage {
             uid: "n".to_owned(),
             specs,
+            status: serde_json::from_value(stored.clone()).unwrap(),
             ..ObservedNodeImage::default()
         };
         changes_tx
@@ -748,7 +762,7 @@ mod tests {
                 .await;
             drop(changes_tx);
         });
-        (messages, shutdown)
+        (written, shutdown)
     }
 
     /// After a restore of etcd, resource versions start from an earlier one.
@@ -781,7 +795,7 @@ mod tests {
     }
 
     fn messages_of(status: &Value) -> Vec<String> {
-        let status: kruise_api::node_image::NodeImageStatus = serde_json::from_value(status.clone()).unwrap();
+        let status: NodeImageStatus = serde_json::from_value(status.clone()).unwrap();
         let tags = status::by_tag(&status).into_values();
         tags.filter_map(|tag| tag.message).collect()
     }
@@ -838,11 +852,56 @@ mod tests {
         let mut last = Vec::new();
         with_timeout("the end of both", 3600, async {
             while last.len() < 2 || !last.iter().any(|message: &String| message == "panic: injected") {
-                last = written.recv().await.unwrap();
+                last = messages_of(&written.recv().await.unwrap());
             }
         })
         .await;
         assert!(panics.times() > 0);
+    }
+
+    /// No further status is written.
+    async fn assert_no_write(written: &mut UnboundedReceiver<Value>) {
+        let next = timeout(Duration::from_secs(3600), written.recv()).await;
+        assert!(next.is_err(), "{next:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn missing_runtime_is_reported_once() {
+        let runtimes = Runtimes::new(&DiscoveryOptions {
+            root: "/nonexistent".into(),
+            socket_file: Some("cri.sock".into()),
+        });
+        runtimes.probe_all().await;
+        let (mut written, _shutdown) =
+            running_controller_with(BTreeMap::new(), &Value::Null, Some(runtimes.clone()));
+        let mut status = with_timeout("the condition", 60, written.recv()).await.unwrap();
+        let mut condition = status["conditions"][0].take();
+        assert!(condition["lastTransitionTime"].take().is_string());
+        let expected = serde_json::json!({
+            "type": "RuntimeReady", "status": "False", "reason": "NoRuntime", "lastTransitionTime": null,
+            "message": "container runtime is down: no socket at /nonexistent/cri.sock",
+        });
+        assert_eq!(condition, expected);
+        runtimes.probe_all().await;
+        assert_no_write(&mut written).await;
+    }
+
+    /// A fleet that is upgraded writes nothing where nothing is wrong.
+    #[tokio::test(start_paused = true)]
+    async fn answering_runtime_is_reported_only_after_a_missing_one() {
+        let (mut written, _shutdown) = running_controller(BTreeMap::new());
+        assert_no_write(&mut written).await;
+        let stored = serde_json::json!({ "desired": 0, "conditions": [{
+            "type": "RuntimeReady", "status": "False", "reason": "NoRuntime", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }] });
+        let (mut written, _shutdown) = running_controller_with(BTreeMap::new(), &stored, None);
+        let status = with_timeout("the condition", 60, written.recv()).await.unwrap();
+        let condition = &status["conditions"][0];
+        assert_eq!(condition["status"], "True");
+        assert_eq!(condition["reason"], "RuntimeReady");
+        assert_ne!(condition["lastTransitionTime"], "2026-01-01T00:00:00Z");
+        assert_no_write(&mut written).await;
     }
 
     /// The runtime panics at each pull: the tag's attempts are used up, and the status contains the reason.
@@ -856,7 +915,7 @@ mod tests {
                 .last()
                 .is_none_or(|last| *last != ["panic: image_status"])
             {
-                messages.push(written.recv().await.unwrap());
+                messages.push(messages_of(&written.recv().await.unwrap()));
             }
         })
         .await;

@@ -1,10 +1,11 @@
-//! Reduces the NodeImage to the input of [`super::plan`].
+//! Reduces the NodeImage, and the state of the runtimes' sockets, to the input of [`super::plan`].
 
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::plan::conditions::RuntimeState;
 use super::plan::{PullSpec, TagKey, UNREADABLE_ENTRY};
 use kruise_api::image_reference::ImageReference;
 use kruise_api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
@@ -12,6 +13,7 @@ use kruise_api::node_image::{
     DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS, ImagePullPolicy, ImageSpec, ImageTagSpec,
     MAX_PIN_SECONDS, NodeImage, NodeImageStatus,
 };
+use kruise_cri::{SocketHealth, no_runtime_reason};
 use kruise_ops::panics::catch_panic_sync;
 
 /// The observed NodeImage.
@@ -37,6 +39,18 @@ pub(super) fn observe(object: NodeImage) -> ObservedNodeImage {
         uid: object.metadata.uid.unwrap_or_default(),
         specs: object.spec.images.into_iter().flat_map(parse).collect(),
         status: object.status.unwrap_or_default(),
+    }
+}
+
+/// What the sockets show of the container runtimes.
+pub(super) fn runtime_state(sockets: &[SocketHealth]) -> RuntimeState {
+    match sockets.iter().find(|socket| socket.healthy) {
+        Some(socket) => RuntimeState::Ready(socket.message.clone()),
+        None if sockets.iter().all(|socket| socket.checked) => RuntimeState::NotReady(format!(
+            "container runtime is down: {}",
+            no_runtime_reason(sockets)
+        )),
+        None => RuntimeState::Unknown,
     }
 }
 
@@ -160,6 +174,33 @@ mod tests {
         let observed = observe_images(&json!({ "observe-panic": tags, "nginx": tags }));
         let images: Vec<&str> = observed.specs.keys().map(|key| key.name.as_str()).collect();
         assert_eq!(images, ["nginx"]);
+    }
+
+    #[test]
+    fn runtime_is_missing_once_every_socket_was_checked() {
+        let socket = |path: &str, checked: bool, healthy: bool| SocketHealth {
+            socket: path.into(),
+            version: None,
+            checked,
+            present: healthy,
+            healthy,
+            message: format!("message of {path}"),
+        };
+        let (missing, unchecked) = (socket("/a", true, false), socket("/b", false, false));
+        assert_eq!(
+            runtime_state(&[missing.clone(), unchecked.clone()]),
+            RuntimeState::Unknown
+        );
+        let healthy = socket("/c", true, true);
+        assert_eq!(
+            runtime_state(&[missing.clone(), unchecked, healthy]),
+            RuntimeState::Ready("message of /c".to_owned())
+        );
+        let why = "container runtime is down: no socket at /a, /b";
+        assert_eq!(
+            runtime_state(&[missing, socket("/b", true, false)]),
+            RuntimeState::NotReady(why.to_owned())
+        );
     }
 
     #[test]

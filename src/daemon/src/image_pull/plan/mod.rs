@@ -4,6 +4,7 @@
 //! to the board, and `act` executes it. Times are the API server's.
 
 pub mod board;
+pub mod conditions;
 pub mod keyring;
 pub mod publish;
 pub mod service_accounts;

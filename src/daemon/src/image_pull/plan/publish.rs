@@ -2,12 +2,14 @@
 //!
 //! The end of a tag is written at once. Other transitions wait a moment for more transitions, so that one write
 //! contains them all. A change of bytes alone is written once in ten seconds, at a time of its own for each node, so
-//! that the nodes of a large cluster do not write in step.
+//! that the nodes of a large cluster do not write in step. A change of conditions alone waits as long: a runtime that
+//! only restarts causes no write.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
+use super::conditions::{RuntimeState, next_conditions};
 use super::size_limit::without_messages;
 use super::status::by_tag;
 use kruise_api::backoff::Backoff;
@@ -17,7 +19,7 @@ use kruise_api::time::MAX_CLOCK_CORRECTION;
 
 /// How long a transition waits for more transitions.
 const COALESCE_DELAY: SignedDuration = SignedDuration::from_millis(100);
-/// The minimum time between two writes that contain only progress.
+/// The minimum time between two writes that contain only progress, and how long a change of conditions alone must last.
 const PROGRESS_INTERVAL: SignedDuration = SignedDuration::from_secs(10);
 /// The first backoff after a failed write.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
@@ -57,6 +59,10 @@ pub struct StatusPublisher {
     /// itself, or the whole delay if it rejects the status.
     server_retry_at: Option<Timestamp>,
     without_messages_until: Option<Timestamp>,
+    /// Whether the last written status has conditions.
+    sends_conditions: bool,
+    /// Whether the API server has dropped them, because the CRD does not have the field: they are not written again.
+    drops_conditions: bool,
 }
 
 impl StatusPublisher {
@@ -68,9 +74,25 @@ impl StatusPublisher {
         }
     }
 
-    /// The part of `current` to publish: no messages for a while after a status was rejected.
+    /// What to publish: the `composed` status with the conditions, and without messages of tags for a while after a
+    /// status was rejected.
     #[must_use]
-    pub fn publishable(&self, current: NodeImageStatus, now: Timestamp) -> NodeImageStatus {
+    pub fn publishable(
+        &self,
+        composed: NodeImageStatus,
+        runtime: &RuntimeState,
+        now: Timestamp,
+    ) -> NodeImageStatus {
+        let stored = &self.stored.conditions;
+        let conditions = if self.drops_conditions && stored.is_empty() {
+            Vec::new()
+        } else {
+            next_conditions(stored, runtime, now)
+        };
+        let current = NodeImageStatus {
+            conditions,
+            ..composed
+        };
         match self.without_messages_until {
             Some(until) if now < until => without_messages(current),
             _ => current,
@@ -94,19 +116,25 @@ impl StatusPublisher {
                 saturating_add(*self.waiting_since.get_or_insert(now), COALESCE_DELAY)
             }
             StatusChange::Progress => match self.written_at {
-                Some(at) => saturating_add(
-                    at,
-                    PROGRESS_INTERVAL + SignedDuration::from_millis(self.jitter * 2),
-                ),
+                Some(at) => saturating_add(at, self.progress_interval()),
                 None => now,
             },
+            StatusChange::Conditions => {
+                let interval = self.progress_interval();
+                saturating_add(*self.waiting_since.get_or_insert(now), interval)
+            }
         };
         let due = self.retry_at.map_or(due, |t| t.max(due));
         if due <= now {
+            self.sends_conditions = !current.conditions.is_empty();
             WriteTime::Now
         } else {
             WriteTime::At(due)
         }
+    }
+
+    fn progress_interval(&self) -> SignedDuration {
+        PROGRESS_INTERVAL + SignedDuration::from_millis(self.jitter * 2)
     }
 
     /// Forgets times from before the API server's clock was set back: a write would wait for as long as it was ahead.
@@ -129,6 +157,7 @@ impl StatusPublisher {
 
     /// The write was accepted; `stored` is the new stored status.
     pub fn on_written(&mut self, stored: NodeImageStatus, now: Timestamp) {
+        self.drops_conditions |= self.sends_conditions && stored.conditions.is_empty();
         self.stored = stored;
         self.written_at = Some(now);
         self.waiting_since = None;
@@ -185,6 +214,8 @@ fn saturating_add(t: Timestamp, by: SignedDuration) -> Timestamp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum StatusChange {
     None,
+    /// Of conditions alone.
+    Conditions,
     Progress,
     Transition,
     Terminal,
@@ -209,6 +240,8 @@ impl StatusChange {
         let counts = |s: &NodeImageStatus| [s.desired, s.succeeded, s.failed, s.pulling, s.waiting];
         let summary_change = if removed || counts(stored) != counts(current) {
             Self::Transition
+        } else if stored.conditions != current.conditions {
+            Self::Conditions
         } else {
             Self::None
         };
@@ -216,7 +249,8 @@ impl StatusChange {
     }
 }
 
-/// The merge patch from `stored` to `current`: all counters, and only the images that differ.
+/// The merge patch from `stored` to `current`: all counters, only the images that differ, and the conditions if they
+/// differ.
 pub fn status_patch(stored: &NodeImageStatus, current: &NodeImageStatus) -> Value {
     let mut images = Map::new();
     for name in stored
@@ -240,6 +274,9 @@ pub fn status_patch(stored: &NodeImageStatus, current: &NodeImageStatus) -> Valu
     });
     if !images.is_empty() {
         set(&mut status, &["imageStatuses"], Value::Object(images));
+    }
+    if stored.conditions != current.conditions {
+        set(&mut status, &["conditions"], json!(current.conditions));
     }
     json!({ "status": status })
 }

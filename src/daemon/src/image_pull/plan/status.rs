@@ -11,7 +11,8 @@ use kruise_api::node_image::{
 };
 use kruise_api::time::truncate_to_second;
 
-/// Composes the status, with as many messages as fit. Tags are sorted; `firstSyncStatus` belongs to other writers.
+/// Composes the status, with as many messages as fit. Tags are sorted; `firstSyncStatus` belongs to other writers,
+/// and the publisher adds the conditions.
 pub fn compose(board: &TaskBoard, limits: &PullLimits) -> NodeImageStatus {
     let mut status = NodeImageStatus::default();
     for (key, task) in board.tasks() {

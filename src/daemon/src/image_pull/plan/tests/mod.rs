@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod conditions;
 mod keyring;
 mod publish;
 mod simulation;

@@ -1,4 +1,6 @@
+use super::super::conditions::{RuntimeState, next_conditions};
 use super::super::publish::{StatusPublisher, WriteTime, status_patch};
+use super::conditions::{not_ready, ready};
 use super::*;
 use kruise_api::node_image::NodeImageStatus;
 use proptest::prelude::*;
@@ -176,13 +178,13 @@ fn rejected_status_is_written_without_messages() {
     board.on_attempt_ended(&key, run, failed_attempt(AttemptRetry::Never), at(0));
     let (full_status, mut publisher) = (composed(&board), StatusPublisher::new(0));
     let message = |publisher: &StatusPublisher, ms| {
-        let publishable = publisher.publishable(full_status.clone(), at_ms(ms));
+        let publishable = publisher.publishable(full_status.clone(), &RuntimeState::Unknown, at_ms(ms));
         status::by_tag(&publishable)[&key].message.clone()
     };
     assert_eq!(message(&publisher, 0).as_deref(), Some("no luck"));
     assert!(publisher.on_rejected(at_ms(0)), "it is news");
     assert_eq!(message(&publisher, 1), None);
-    let without_messages = publisher.publishable(full_status.clone(), at_ms(1));
+    let without_messages = publisher.publishable(full_status.clone(), &RuntimeState::Unknown, at_ms(1));
     assert_eq!(
         (
             without_messages.failed,
@@ -254,6 +256,80 @@ fn status_write_retries_of_nodes_are_jittered() {
     assert_eq!(all, [30_000, 45_000, 59_970].map(|ms| WriteTime::At(at_ms(ms))));
 }
 
+/// When the status of a node without tags is written.
+fn next_idle_write(publisher: &mut StatusPublisher, runtime: &RuntimeState, ms: i64) -> WriteTime {
+    let current = publisher.publishable(NodeImageStatus::default(), runtime, at_ms(ms));
+    publisher.next_write(&current, at_ms(ms))
+}
+
+#[test]
+fn runtime_that_restarts_causes_no_status_write() {
+    let mut publisher = StatusPublisher::new(500);
+    let down = not_ready("no socket");
+    assert_eq!(
+        next_idle_write(&mut publisher, &down, 0),
+        WriteTime::At(at_ms(11_000))
+    );
+    assert_eq!(
+        next_idle_write(&mut publisher, &ready(), 10_999),
+        WriteTime::Never
+    );
+    assert_eq!(
+        next_idle_write(&mut publisher, &down, 11_000),
+        WriteTime::At(at_ms(22_000))
+    );
+    assert_eq!(next_idle_write(&mut publisher, &down, 22_000), WriteTime::Now);
+    let written = publisher.publishable(NodeImageStatus::default(), &down, at_ms(22_000));
+    publisher.on_written(written, at_ms(22_000));
+    let other_message = not_ready("no answer");
+    assert_eq!(
+        next_idle_write(&mut publisher, &other_message, 90_000),
+        WriteTime::Never
+    );
+    assert_eq!(
+        next_idle_write(&mut publisher, &ready(), 90_000),
+        WriteTime::At(at_ms(101_000))
+    );
+}
+
+#[test]
+fn conditions_are_in_the_next_status_write() {
+    let (board, ..) = running_board();
+    let mut publisher = StatusPublisher::new(0);
+    let down = not_ready("no socket");
+    let current = publisher.publishable(composed(&board), &down, at_ms(0));
+    assert_eq!(
+        publisher.next_write(&current, at_ms(0)),
+        WriteTime::At(at_ms(100))
+    );
+    let patch = status_patch(&publisher.stored, &current);
+    assert_eq!(patch["status"]["conditions"], json!(current.conditions));
+    publisher.on_written(current, at_ms(100));
+    let current = publisher.publishable(composed(&board), &down, at_ms(200));
+    assert!(status_patch(&publisher.stored, &current)["status"]["conditions"].is_null());
+}
+
+/// OpenKruise's CRD does not have the field.
+#[test]
+fn conditions_that_the_api_server_drops_are_not_written_again() {
+    let mut publisher = StatusPublisher::new(0);
+    let down = not_ready("no socket");
+    assert_ne!(next_idle_write(&mut publisher, &down, 0), WriteTime::Never);
+    assert_eq!(next_idle_write(&mut publisher, &down, 10_000), WriteTime::Now);
+    publisher.on_failed(None, at_ms(10_000));
+    assert_eq!(next_idle_write(&mut publisher, &down, 10_500), WriteTime::Now);
+    publisher.on_written(NodeImageStatus::default(), at_ms(10_500));
+    assert_eq!(next_idle_write(&mut publisher, &down, 90_000), WriteTime::Never);
+    publisher.on_written(NodeImageStatus::default(), at_ms(90_000));
+    assert_eq!(next_idle_write(&mut publisher, &down, 180_000), WriteTime::Never);
+    publisher.stored.conditions = next_conditions(&[], &down, at_ms(0));
+    assert_eq!(
+        next_idle_write(&mut publisher, &ready(), 180_000),
+        WriteTime::At(at_ms(190_000)),
+        "the CRD has it now"
+    );
+}
+
 #[test]
 fn status_patch_holds_only_the_differences() {
     let status = |value: serde_json::Value| serde_json::from_value::<NodeImageStatus>(value).unwrap();
@@ -274,7 +350,8 @@ fn status_patch_holds_only_the_differences() {
 
 /// The status of a board in some state.
 fn any_status() -> impl Strategy<Value = NodeImageStatus> {
-    prop::collection::btree_map(("[ab]", "[12]"), 0..4u8, 0..4).prop_map(|tags| {
+    let tags = prop::collection::btree_map(("[ab]", "[12]"), 0..4u8, 0..4);
+    (tags, prop::option::of(0..2_i64)).prop_map(|(tags, without_runtime_since)| {
         let specs: BTreeMap<_, _> = tags
             .keys()
             .map(|(name, tag)| {
@@ -305,7 +382,11 @@ fn any_status() -> impl Strategy<Value = NodeImageStatus> {
                 _ => {}
             }
         }
-        status::compose(&board, &LIMITS)
+        let mut status = status::compose(&board, &LIMITS);
+        if let Some(since) = without_runtime_since {
+            status.conditions = next_conditions(&[], &not_ready("no socket"), at(since));
+        }
+        status
     })
 }
 
@@ -329,7 +410,7 @@ proptest! {
         publisher.on_written(old.clone(), at(0));
         match publisher.next_write(&new, at(1)) {
             WriteTime::Never => prop_assert_eq!(&old, &new),
-            WriteTime::At(t) => prop_assert!(t > at(1) && t <= at(12)),
+            WriteTime::At(t) => prop_assert!(t > at(1) && t <= at(13)),
             WriteTime::Now => {}
         }
         publisher.on_written(new.clone(), at(1));
