@@ -13,7 +13,7 @@ use super::entry::{NeededAccounts, NeededSecrets, secret_key};
 use super::job::{NodeTargets, PullJob, add_seconds, is_over};
 use super::pending_nodes::PendingNodes;
 use super::registry_limit::RegistryLimit;
-use super::running_job::{NodeName, NodeState, RunningJob, TagState};
+use super::running_job::{NodeGroup, NodeName, NodeState, RunningJob, TagState};
 use super::status::JobCounters;
 use crate::view::{NodeImageView, NodeView, PodView, TagStatusView};
 use kruise_api::node_image::{ImagePullPhase, ReferenceObject};
@@ -43,7 +43,6 @@ pub type Uid = Arc<str>;
 #[derive(Default)]
 pub struct JobIndex {
     nodes: HashMap<NodeName, Arc<NodeImageView>>,
-    unready: HashSet<NodeName>,
     pending_nodes: PendingNodes,
     /// All Nodes.
     node_views: HashMap<NodeName, Arc<NodeView>>,
@@ -156,7 +155,7 @@ impl JobIndex {
             }
         }
         for (name, view) in &self.nodes {
-            sync_node(&mut work, name, Some(view), !self.unready.contains(name));
+            sync_node(&mut work, name, Some(view), group_of(&self.node_views, name));
         }
         // The view of a NodeImage has no limits to compare with.
         work.set_outdated();
@@ -281,9 +280,9 @@ impl JobIndex {
     }
 
     fn sync_node_for_job(&mut self, uid: &Uid, name: &NodeName, view: Option<&NodeImageView>) {
-        let ready = !self.unready.contains(name);
+        let group = group_of(&self.node_views, name);
         if let Some(work) = self.jobs.get_mut(uid)
-            && sync_node(work, name, view, ready)
+            && sync_node(work, name, view, group)
         {
             self.dirty.insert(Arc::clone(uid));
             self.assignable.insert(Arc::clone(uid));
@@ -293,35 +292,29 @@ impl JobIndex {
 
     /// Processes a Node that is new, changed or deleted.
     pub fn update_node(&mut self, name: &str, node: Option<&Arc<NodeView>>, now: Timestamp) {
+        let name: NodeName = name.into();
+        let old_group = group_of(&self.node_views, &name);
         match node {
-            Some(node) => drop(self.node_views.insert(name.into(), Arc::clone(node))),
-            None => drop(self.node_views.remove(name)),
+            Some(node) => drop(self.node_views.insert(Arc::clone(&name), Arc::clone(node))),
+            None => drop(self.node_views.remove(&name)),
         }
         let node = node.map(AsRef::as_ref);
-        self.set_ready(name, node.is_none_or(|n: &NodeView| n.ready));
-        let has_image = self.nodes.contains_key(name);
-        if self
-            .pending_nodes
-            .observe_node(&name.into(), node, has_image, now)
-        {
+        let group = NodeGroup::of(node);
+        if group != old_group {
+            self.set_group(&name, group);
+        }
+        let has_image = self.nodes.contains_key(&name);
+        if self.pending_nodes.observe_node(&name, node, has_image, now) {
             self.dirty.extend(self.jobs.keys().cloned());
         }
     }
 
-    /// Updates whether a node is ready; nodes that are not come last.
-    fn set_ready(&mut self, name: &str, ready: bool) {
-        let name: NodeName = name.into();
-        let changed = if ready {
-            self.unready.remove(&name)
-        } else {
-            self.unready.insert(Arc::clone(&name))
-        };
-        if changed {
-            for (uid, work) in &mut self.jobs {
-                work.set_ready(&name, ready);
-                if work.unresponsive().any(|(silent, _)| *silent == name) {
-                    self.dirty.insert(Arc::clone(uid));
-                }
+    /// Updates the group of a node for the jobs for which it has not finished: it may have its turn now, or others.
+    fn set_group(&mut self, name: &NodeName, group: NodeGroup) {
+        for (uid, work) in &mut self.jobs {
+            if work.set_group(name, group) {
+                self.dirty.insert(Arc::clone(uid));
+                self.assignable.insert(Arc::clone(uid));
                 self.registry_limit.set_pulls(uid, &work.job, work.pulls());
             }
         }
@@ -414,7 +407,8 @@ impl JobIndex {
             if let Some(work) = self.jobs.get_mut(&uid)
                 && work.assigned_at(&node) == Some(at)
             {
-                work.set_state(&node, Some(NodeState::Pending), !self.unready.contains(&node));
+                let group = group_of(&self.node_views, &node);
+                work.set_state(&node, Some(NodeState::Pending), group);
                 self.assignable.insert(Arc::clone(&uid));
                 self.count_pulls(&uid);
             }
@@ -522,7 +516,7 @@ impl JobIndex {
         };
         work.request_written(node, job);
         if assigned {
-            work.set_state(node, Some(NodeState::Failed), true);
+            work.set_state(node, Some(NodeState::Failed), NodeGroup::Ready);
             work.set_node_message(node, why);
             if work.job.never_ends() {
                 self.newly_refused.push((Arc::clone(node), Arc::clone(uid)));
@@ -667,7 +661,7 @@ impl JobIndex {
                         .next_unresponsive_at
                         .map_or(deadline, |first| first.min(deadline)),
                 );
-            } else if self.unready.contains(name) {
+            } else if group_of(&self.node_views, name) == NodeGroup::NotReady {
                 counters.not_ready.insert(Arc::clone(name));
             } else {
                 counters.unresponsive.insert(Arc::clone(name));
@@ -677,11 +671,16 @@ impl JobIndex {
     }
 }
 
+/// The group of a node.
+fn group_of(nodes: &HashMap<NodeName, Arc<NodeView>>, name: &str) -> NodeGroup {
+    NodeGroup::of(nodes.get(name).map(AsRef::as_ref))
+}
+
 /// Updates one node of one job; true when anything changed.
-fn sync_node(work: &mut RunningJob, name: &NodeName, view: Option<&NodeImageView>, ready: bool) -> bool {
+fn sync_node(work: &mut RunningJob, name: &NodeName, view: Option<&NodeImageView>, group: NodeGroup) -> bool {
     let member = view.filter(|v| work.includes(name, &v.labels));
     let (Some(view), Ok((image, tag))) = (member, &work.job.image) else {
-        let changed = work.set_state(name, member.map(|_| NodeState::Pending), ready);
+        let changed = work.set_state(name, member.map(|_| NodeState::Pending), group);
         return work.set_unresponsive(name, None) || changed;
     };
     let tag_state = tag_state(view, image, tag, &work.job.uid);
@@ -699,7 +698,7 @@ fn sync_node(work: &mut RunningJob, name: &NodeName, view: Option<&NodeImageView
     if ended {
         work.set_awaited_pull(name, None);
     }
-    let changed = work.set_state(name, Some(new), ready);
+    let changed = work.set_state(name, Some(new), group);
     if let (true, NodeState::Failed, Some(error)) = (changed, new, error) {
         work.set_node_message(name, &error);
     }

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::job::{NodeTargets, PullJob};
 use super::status::JobCounters;
-use crate::view::{PodView, matches};
+use crate::view::{NodeView, PodView, matches};
 use kruise_api::node_image::ReferenceObject;
 use kruise_cluster::Key;
 
@@ -45,6 +45,60 @@ pub enum TagState {
     Failed,
 }
 
+/// The order in which a job requests nodes: those of a group are put aside until all of earlier groups have finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeGroup {
+    /// Ready, or without a Node.
+    Ready,
+    /// Ready and cordoned: it works, but may be about to be drained or replaced.
+    Cordoned,
+    /// Not ready: as far as is known, nothing is pulled there.
+    NotReady,
+}
+
+impl NodeGroup {
+    /// The group of a node.
+    #[must_use]
+    pub fn of(node: Option<&NodeView>) -> Self {
+        match node {
+            Some(node) if !node.ready => Self::NotReady,
+            Some(node) if node.unschedulable => Self::Cordoned,
+            _ => Self::Ready,
+        }
+    }
+}
+
+/// Nodes of later groups.
+#[derive(Default)]
+struct LaterNodes {
+    cordoned: BTreeSet<NodeName>,
+    not_ready: BTreeSet<NodeName>,
+}
+
+impl LaterNodes {
+    fn insert(&mut self, name: &NodeName, group: NodeGroup) {
+        self.remove(name);
+        match group {
+            NodeGroup::Ready => false,
+            NodeGroup::Cordoned => self.cordoned.insert(Arc::clone(name)),
+            NodeGroup::NotReady => self.not_ready.insert(Arc::clone(name)),
+        };
+    }
+
+    fn remove(&mut self, name: &NodeName) {
+        self.cordoned.remove(name);
+        self.not_ready.remove(name);
+    }
+
+    fn contains(&self, name: &NodeName) -> bool {
+        self.cordoned.contains(name) || self.not_ready.contains(name)
+    }
+
+    fn len(&self) -> usize {
+        self.cordoned.len() + self.not_ready.len()
+    }
+}
+
 /// Maximum number of nodes whose reason for failing or waiting is kept.
 const MAX_NODE_MESSAGES: usize = 16;
 
@@ -66,13 +120,13 @@ pub struct RunningJob {
     assigned_at: BTreeMap<NodeName, Timestamp>,
     /// The number of pending nodes, which are not listed apart from `nodes`: most nodes of most jobs are pending.
     pending: usize,
-    /// Those of them that are not ready.
-    pending_unready: BTreeSet<NodeName>,
-    /// No node with a smaller name is pending and ready.
+    /// Those of them that are not of the first group.
+    pending_later: LaterNodes,
+    /// No node of the first group with a smaller name is pending.
     search_from: NodeName,
     active: usize,
-    /// Those of them that are not ready: as far as is known, nothing is pulled there.
-    active_unready: BTreeSet<NodeName>,
+    /// Those of them that are not of the first group.
+    active_later: LaterNodes,
     succeeded: usize,
     failed: BTreeSet<NodeName>,
     /// Why nodes failed, or cannot be requested; for some of them.
@@ -101,10 +155,10 @@ impl RunningJob {
             nodes: BTreeMap::new(),
             assigned_at: BTreeMap::new(),
             pending: 0,
-            pending_unready: BTreeSet::new(),
+            pending_later: LaterNodes::default(),
             search_from: NodeName::default(),
             active: 0,
-            active_unready: BTreeSet::new(),
+            active_later: LaterNodes::default(),
             succeeded: 0,
             failed: BTreeSet::new(),
             node_messages: BTreeMap::new(),
@@ -155,7 +209,7 @@ impl RunningJob {
     }
 
     /// Sets the state of a node, `None` when the job does not select it; true when that is a change.
-    pub fn set_state(&mut self, name: &NodeName, new: Option<NodeState>, ready: bool) -> bool {
+    pub fn set_state(&mut self, name: &NodeName, new: Option<NodeState>, group: NodeGroup) -> bool {
         let old = match new {
             Some(state) => self.nodes.insert(Arc::clone(name), state),
             None => self.nodes.remove(name),
@@ -179,11 +233,11 @@ impl RunningJob {
         match old {
             Some(NodeState::Pending) => {
                 self.pending -= 1;
-                self.pending_unready.remove(name);
+                self.pending_later.remove(name);
             }
             Some(NodeState::Assigned | NodeState::Pulling) => {
                 self.active -= 1;
-                self.active_unready.remove(name);
+                self.active_later.remove(name);
             }
             Some(NodeState::Succeeded) => self.succeeded -= 1,
             Some(NodeState::Failed) => {
@@ -194,17 +248,11 @@ impl RunningJob {
         match new {
             Some(NodeState::Pending) => {
                 self.pending += 1;
-                if ready {
-                    self.search_again_from(name);
-                } else {
-                    self.pending_unready.insert(Arc::clone(name));
-                }
+                self.set_group(name, group);
             }
             Some(NodeState::Assigned | NodeState::Pulling) => {
                 self.active += 1;
-                if !ready {
-                    self.active_unready.insert(Arc::clone(name));
-                }
+                self.set_group(name, group);
             }
             Some(NodeState::Succeeded) => self.succeeded += 1,
             Some(NodeState::Failed) => {
@@ -255,22 +303,21 @@ impl RunningJob {
         self.unresponsive.iter().map(|(name, since)| (name, *since))
     }
 
-    /// Changes whether a node is ready.
-    pub fn set_ready(&mut self, name: &NodeName, ready: bool) {
+    /// Sets the group of a node; true when the node has not finished.
+    pub fn set_group(&mut self, name: &NodeName, group: NodeGroup) -> bool {
         match self.state(name) {
-            Some(NodeState::Pending) if ready => {
-                self.pending_unready.remove(name);
-                self.search_again_from(name);
-            }
             Some(NodeState::Pending) => {
-                self.pending_unready.insert(Arc::clone(name));
+                self.pending_later.insert(name, group);
+                if group == NodeGroup::Ready && *name < self.search_from {
+                    self.search_from = Arc::clone(name);
+                }
+                true
             }
-            Some(NodeState::Assigned | NodeState::Pulling) if !ready => {
-                self.active_unready.insert(Arc::clone(name));
+            Some(NodeState::Assigned | NodeState::Pulling) => {
+                self.active_later.insert(name, group);
+                true
             }
-            _ => {
-                self.active_unready.remove(name);
-            }
+            Some(NodeState::Succeeded | NodeState::Failed) | None => false,
         }
     }
 
@@ -283,20 +330,13 @@ impl RunningJob {
     /// On how many nodes it pulls, as far as is known.
     #[must_use]
     pub fn pulls(&self) -> usize {
-        self.active.saturating_sub(self.active_unready.len())
+        self.active.saturating_sub(self.active_later.not_ready.len())
     }
 
-    /// A node became pending and ready.
-    fn search_again_from(&mut self, name: &NodeName) {
-        if *name < self.search_from {
-            self.search_from = Arc::clone(name);
-        }
-    }
-
-    /// The next pending node, and whether it is ready, if the job may have one more: ready ones first, in the order of
-    /// their names. The next search begins where this one ended.
+    /// The next pending node and its group, if the job may have one more: in the order of the groups, and of the names
+    /// in each. The next search begins where this one ended.
     #[must_use]
-    pub fn next_node(&mut self) -> Option<(NodeName, bool)> {
+    pub fn next_node(&mut self) -> Option<(NodeName, NodeGroup)> {
         let (Ok(_), Ok(parallelism), Ok(_)) = (&self.job.image, &self.job.parallelism, &self.job.schedule)
         else {
             return None;
@@ -304,21 +344,28 @@ impl RunningJob {
         if self.secrets.is_none() || self.active >= parallelism.limit(self.nodes.len()) {
             return None;
         }
-        if self.pending > self.pending_unready.len()
-            && let Some(name) = self.first_ready()
+        if self.pending > self.pending_later.len()
+            && let Some(name) = self.first_of_first_group()
         {
             self.search_from = Arc::clone(&name);
-            return Some((name, true));
+            return Some((name, NodeGroup::Ready));
         }
-        let name = self.pending_unready.first()?;
-        Some((Arc::clone(name), false))
+        if self.active > self.active_later.len() {
+            return None;
+        }
+        if let Some(name) = self.pending_later.cordoned.first() {
+            return Some((Arc::clone(name), NodeGroup::Cordoned));
+        }
+        let name = self.pending_later.not_ready.first();
+        let name = name.filter(|_| self.active_later.cordoned.is_empty())?;
+        Some((Arc::clone(name), NodeGroup::NotReady))
     }
 
-    /// The first node that is pending and ready.
-    fn first_ready(&self) -> Option<NodeName> {
+    /// The first pending node of the first group.
+    fn first_of_first_group(&self) -> Option<NodeName> {
         let mut nodes = self.nodes.range(Arc::clone(&self.search_from)..);
         let is_next = |name: &NodeName, state: NodeState| {
-            state == NodeState::Pending && !self.pending_unready.contains(name)
+            state == NodeState::Pending && !self.pending_later.contains(name)
         };
         let (name, _) = nodes.find(|(name, state)| is_next(name, **state))?;
         Some(Arc::clone(name))
@@ -326,8 +373,8 @@ impl RunningJob {
 
     /// Assigns the next node.
     pub fn assign_next(&mut self, now: Timestamp) -> Option<NodeName> {
-        let (name, ready) = self.next_node()?;
-        self.set_state(&name, Some(NodeState::Assigned), ready);
+        let (name, group) = self.next_node()?;
+        self.set_state(&name, Some(NodeState::Assigned), group);
         self.assigned_at.insert(Arc::clone(&name), now);
         Some(name)
     }
@@ -422,6 +469,8 @@ impl RunningJob {
             active: self.active,
             succeeded: self.succeeded,
             failed: self.failed.clone(),
+            waiting_cordoned: self.pending_later.cordoned.clone(),
+            waiting_not_ready: self.pending_later.not_ready.clone(),
             unfinished: if with_unfinished {
                 unfinished_nodes.map(|(name, _)| Arc::clone(name)).collect()
             } else {
@@ -458,7 +507,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum Op {
         SetState(usize, Option<NodeState>),
-        SetReady(usize, bool),
+        SetGroup(usize, NodeGroup),
         Assign,
     }
 
@@ -470,15 +519,17 @@ mod tests {
             Some(NodeState::Succeeded),
             Some(NodeState::Failed),
         ];
+        let groups = vec![NodeGroup::Ready, NodeGroup::Cordoned, NodeGroup::NotReady];
         prop_oneof![
             (0..NODES, prop::sample::select(states)).prop_map(|(node, state)| Op::SetState(node, state)),
-            (0..NODES, any::<bool>()).prop_map(|(node, ready)| Op::SetReady(node, ready)),
+            (0..NODES, prop::sample::select(groups)).prop_map(|(node, group)| Op::SetGroup(node, group)),
             Just(Op::Assign),
         ]
     }
 
     proptest! {
-        /// Ready nodes come first, in the order of their names, whatever happened to them before.
+        /// Nodes come in the order of their groups and names, whatever happened to them before, and none before all of
+        /// the earlier groups have finished.
         #[test]
         fn next_node_is_the_first_pending_one(ops in prop::collection::vec(any_op(), 0..60)) {
             let spec = ImagePullJobSpec {
@@ -488,27 +539,27 @@ mod tests {
             };
             let mut job = RunningJob::new(PullJob::from_object(&ImagePullJob::new("j", spec)), None);
             let name = |node: usize| -> NodeName { format!("n{node}").into() };
-            let (mut states, mut ready) = ([None; NODES], [true; NODES]);
+            let (mut states, mut groups) = ([None; NODES], [NodeGroup::Ready; NODES]);
             for op in ops {
                 match op {
                     Op::SetState(node, state) => {
-                        job.set_state(&name(node), state, ready[node]);
+                        job.set_state(&name(node), state, groups[node]);
                         states[node] = state;
                     }
-                    Op::SetReady(node, is_ready) => {
-                        job.set_ready(&name(node), is_ready);
-                        ready[node] = is_ready;
+                    Op::SetGroup(node, group) => {
+                        job.set_group(&name(node), group);
+                        groups[node] = group;
                     }
                     Op::Assign => {
                         let is_active = |state: &&Option<NodeState>| {
                             matches!(state, Some(NodeState::Assigned | NodeState::Pulling))
                         };
                         let active = states.iter().filter(is_active).count();
-                        let first = |is_ready: bool| {
-                            let is_pending = |node: usize| states[node] == Some(NodeState::Pending);
-                            (0..NODES).find(|node| is_pending(*node) && ready[*node] == is_ready)
-                        };
-                        let next = first(true).or_else(|| first(false)).filter(|_| active < 3);
+                        let is_pending = |node: usize| states[node] == Some(NodeState::Pending);
+                        let is_unfinished = |node: usize| is_pending(node) || is_active(&&states[node]);
+                        let turn = (0..NODES).filter(|n| is_unfinished(*n)).map(|n| groups[n]).min();
+                        let next = (0..NODES).find(|n| is_pending(*n) && Some(groups[*n]) == turn);
+                        let next = next.filter(|_| active < 3);
                         prop_assert_eq!(job.assign_next(Timestamp::UNIX_EPOCH), next.map(name));
                         if let Some(node) = next {
                             states[node] = Some(NodeState::Assigned);

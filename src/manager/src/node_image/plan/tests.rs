@@ -19,7 +19,7 @@ fn node(ready: bool, since: i64) -> NodeView {
         labels: [("zone".to_owned(), "a".to_owned())].into(),
         ready,
         ready_since: Some(at(since)),
-        terminating: false,
+        ..NodeView::default()
     }
 }
 

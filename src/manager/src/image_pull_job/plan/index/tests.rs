@@ -49,6 +49,8 @@ struct FakeCluster {
     jobs: BTreeMap<Uid, PullJob>,
     /// Nodes, and whether they are ready.
     nodes: BTreeMap<u8, bool>,
+    /// Those of them that are cordoned, and Nodes that will be when they are added.
+    cordoned: BTreeSet<u8>,
     /// Ready nodes without NodeImage, and when each was first seen so.
     pending_nodes: BTreeMap<u8, i64>,
     /// How many nodes may pull from a registry; 0 for any number.
@@ -92,6 +94,7 @@ impl FakeCluster {
             labels: labels(n),
             ready,
             ready_since: Some(at(0)),
+            unschedulable: self.cordoned.contains(&n),
             ..NodeView::default()
         };
         self.index
@@ -113,9 +116,27 @@ impl FakeCluster {
         }
     }
 
+    /// The group of a node.
+    fn group(&self, node: &NodeName) -> NodeGroup {
+        let n: u8 = node[1..].parse().unwrap();
+        match self.nodes.get(&n) {
+            Some(false) => NodeGroup::NotReady,
+            Some(true) if self.cordoned.contains(&n) => NodeGroup::Cordoned,
+            _ => NodeGroup::Ready,
+        }
+    }
+
+    /// The first group with a node on which a job has not finished.
+    fn turn(&self, uid: &Uid) -> Option<NodeGroup> {
+        let states = self.index.node_states(uid).into_iter();
+        let unfinished =
+            states.filter(|(_, state)| !matches!(state, NodeState::Succeeded | NodeState::Failed));
+        unfinished.map(|(node, _)| self.group(&node)).min()
+    }
+
     /// On how many nodes that are ready all jobs pull: all images are of one registry.
     fn pulls(&self) -> usize {
-        let is_ready = |node: &NodeName| self.nodes.get(&node[1..].parse().unwrap()) != Some(&false);
+        let is_ready = |node: &NodeName| self.group(node) != NodeGroup::NotReady;
         let active = |uid: &Uid| {
             let states = self.index.node_states(uid).into_iter();
             let active = states.filter(|(node, state)| {
@@ -126,16 +147,30 @@ impl FakeCluster {
         self.jobs.keys().map(active).sum()
     }
 
-    /// Assigns nodes, and checks that this exceeds no job's parallelism and not the registry's limit.
+    /// Assigns nodes, and checks that this exceeds no job's parallelism and not the registry's limit, keeps the order of
+    /// the groups, and leaves out no node whose turn it is.
     fn assign_all(&mut self) {
         loop {
             let jobs = self.index.take_assignable(at(self.now));
             if jobs.is_empty() {
-                return;
+                break;
             }
             for uid in jobs {
                 self.assign(&uid);
             }
+        }
+        for (uid, job) in self.jobs.iter().filter(|_| self.max_pulls == 0) {
+            let (states, turn) = (self.index.node_states(uid), self.turn(uid));
+            let is_active = |state: &&NodeState| matches!(state, NodeState::Assigned | NodeState::Pulling);
+            let active = states.values().filter(is_active).count();
+            let limit = job.parallelism.clone().unwrap().limit(states.len());
+            let is_left_out = |(node, state): (&NodeName, &NodeState)| {
+                active < limit && *state == NodeState::Pending && Some(self.group(node)) == turn
+            };
+            assert!(
+                !states.iter().any(is_left_out),
+                "{uid} requests nothing, although {turn:?} nodes have their turn: {states:?}"
+            );
         }
     }
 
@@ -148,6 +183,12 @@ impl FakeCluster {
             new.is_empty() || self.max_pulls == 0 || (pulls < self.max_pulls && new.len() == 1),
             "{pulls} nodes pull, and {new:?} are to"
         );
+        let unique = new.iter().collect::<BTreeSet<_>>().len();
+        assert_eq!(unique, new.len(), "{new:?} has a node twice");
+        for node in &new {
+            let (group, turn) = (self.group(node), self.turn(uid));
+            assert_eq!(Some(group), turn, "{node} has not its turn in {uid}");
+        }
         for node in edited {
             self.writes.push((node[1..].parse().unwrap(), Arc::clone(uid)));
         }
@@ -242,6 +283,15 @@ impl FakeCluster {
                 tally.unfinished.len(),
                 tally.desired - tally.succeeded - tally.failed.len()
             );
+            let pending = |group: NodeGroup| -> BTreeSet<NodeName> {
+                let is_pending = |(node, state): &(&NodeName, &NodeState)| {
+                    **state == NodeState::Pending && self.group(node) == group
+                };
+                let pending = states.iter().filter(is_pending);
+                pending.map(|(node, _)| Arc::clone(node)).collect()
+            };
+            prop_assert_eq!(tally.waiting_cordoned.clone(), pending(NodeGroup::Cordoned));
+            prop_assert_eq!(tally.waiting_not_ready.clone(), pending(NodeGroup::NotReady));
             let unresponsive = tally.unresponsive.union(&tally.not_ready);
             prop_assert!(
                 unresponsive
@@ -267,6 +317,7 @@ enum Op {
     AddNode(u8),
     RemoveNode(u8),
     SetReady(u8, bool),
+    Cordon(u8, bool),
     PutJob(u8),
     EditJob(u8, i32),
     RemoveJob(u8),
@@ -285,6 +336,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         1 => node.clone().prop_map(Op::AddNode),
         1 => node.clone().prop_map(Op::RemoveNode),
         1 => (node.clone(), any::<bool>()).prop_map(|(n, r)| Op::SetReady(n, r)),
+        1 => (node.clone(), any::<bool>()).prop_map(|(n, on)| Op::Cordon(n, on)),
         1 => (0_u8..3).prop_map(Op::PutJob),
         1 => (0_u8..3, 1..4).prop_map(|(n, timeout)| Op::EditJob(n, timeout)),
         1 => (0_u8..3).prop_map(Op::RemoveJob),
@@ -313,6 +365,16 @@ fn apply_op(world: &mut FakeCluster, op: Op, limits: &BTreeMap<Uid, usize>, neve
             world.notify_index(n);
         }
         Op::SetReady(n, ready) => world.set_node(n, ready),
+        Op::Cordon(n, on) => {
+            if on {
+                world.cordoned.insert(n);
+            } else {
+                world.cordoned.remove(&n);
+            }
+            if let Some(ready) = world.nodes.get(&n).copied() {
+                world.set_node(n, ready);
+            }
+        }
         Op::PutJob(n) => {
             let uid: Uid = format!("uid{n}").into();
             let job = job(n, i32::try_from(limits[&uid]).unwrap(), never);
@@ -364,8 +426,8 @@ fn apply_op(world: &mut FakeCluster, op: Op, limits: &BTreeMap<Uid, usize>, neve
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.max(400)))]
-    /// For any history, counters are right and no job exceeds its parallelism; and when all components work again,
-    /// every job ends.
+    /// For any history, counters are right, no job exceeds its parallelism, and nodes come in the order of their groups;
+    /// and when all components work again, every job ends.
     #[test]
     fn counters_hold_and_jobs_end(
         ops in prop::collection::vec(any_op(), 0..80),

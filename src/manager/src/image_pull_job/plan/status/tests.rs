@@ -172,6 +172,28 @@ fn unresponsive_daemon_is_named_also_at_the_deadline() {
 }
 
 #[test]
+fn nodes_that_are_put_aside_are_counted_and_named() {
+    let plain = job(Some(10), false);
+    let mut aside = counters(1, 0, 1, 14);
+    aside.waiting_not_ready = names(1, 12);
+    aside.waiting_cordoned = names(13, 2);
+    let first = "n1, n10, n11, n12, n2, n3, n4, n5, n6, n7 and 2 more";
+    let expected =
+        format!("nodes that wait for the end of the others: 2 cordoned (n13, n14), 12 not ready ({first})");
+    assert_eq!(
+        only_condition(&plain, &aside, 1),
+        condition("Waiting", "NodesPutAside", &expected)
+    );
+    let expected = format!("job exceeds activeDeadlineSeconds; {expected}; failed on 15 of 16 nodes");
+    assert_eq!(
+        only_condition(&plain, &aside, 10),
+        condition("Failed", "DeadlineExceeded", &expected)
+    );
+    aside.not_ready = names(0, 1);
+    assert_eq!(only_condition(&plain, &aside, 1).1, "NodeNotReady");
+}
+
+#[test]
 fn failed_job_names_nodes_and_causes() {
     let mut failed = counters(1, 2, 0, 0);
     let cause = "the registry has no such image: nginx:no-such-tag";

@@ -155,6 +155,93 @@ fn unready_nodes_come_last() {
     assert_eq!(world.writes[0].0, 1);
 }
 
+fn pulling(world: &FakeCluster) -> Vec<u8> {
+    let is_active = |n: &u8| {
+        let state = state_of(&world.index, &"uid0".into(), *n);
+        matches!(state, Some(NodeState::Assigned | NodeState::Pulling))
+    };
+    (0..NODES).filter(is_active).collect()
+}
+
+/// A node takes no place while it is cordoned or not ready, and has its turn when that is over.
+#[test]
+fn cordoned_and_unready_nodes_step_aside_and_come_back() {
+    let waiting = |world: &FakeCluster| {
+        let uid = Uid::from("uid0");
+        let counters = world.index.counters(&uid, false, at(world.now)).unwrap();
+        let status = job_status(&world.index.job(&uid).unwrap(), &counters, at(world.now)).status;
+        let condition = status.conditions.first();
+        condition.map(|c| format!("{}: {}", c.reason, c.message))
+    };
+    let nodes = (0..4).flat_map(|n| [Op::SetReady(n, n != 0), Op::Cordon(n, n == 1), Op::AddNode(n)]);
+    let mut world = run_ops(nodes.chain([Op::PutJob(0), Op::Assign]), 2, false);
+    let mut step = |ops: &[Op]| {
+        while world.apply_write() {}
+        continue_ops(&mut world, ops.iter().cloned(), 2, false);
+        world.assign_all();
+        (pulling(&world), waiting(&world))
+    };
+    let text = |nodes: &str| {
+        Some(format!(
+            "NodesPutAside: nodes that wait for the end of the others: {nodes}"
+        ))
+    };
+    assert_eq!(
+        step(&[Op::ReportPulls(2, true)]),
+        (vec![3], text("1 cordoned (n1), 1 not ready (n0)"))
+    );
+    assert_eq!(
+        step(&[Op::SetReady(0, true)]),
+        (vec![0, 3], text("1 cordoned (n1)"))
+    );
+    let ended = [Op::ReportPulls(0, true), Op::ReportPulls(3, true)];
+    assert_eq!(step(&ended), (vec![1], None), "at the end");
+
+    let mut world = run_ops([Op::AddNode(0), Op::AddNode(1)], 2, false);
+    let uncordoned = [
+        Op::SetReady(1, true),
+        Op::Cordon(1, true),
+        Op::PutJob(0),
+        Op::Assign,
+    ];
+    continue_ops(&mut world, uncordoned, 2, false);
+    assert_eq!(pulling(&world), [0]);
+    continue_ops(&mut world, [Op::Cordon(1, false), Op::Assign], 2, false);
+    assert_eq!(pulling(&world), [0, 1]);
+}
+
+/// Their daemons may work; otherwise the pulls fail, so that the job ends.
+#[test]
+fn unready_nodes_are_requested_when_no_other_node_is_left() {
+    let nodes = (0..4).flat_map(|n| [Op::SetReady(n, n > 1), Op::AddNode(n)]);
+    let cordoned = [Op::Cordon(2, true), Op::PutJob(0), Op::Assign, Op::Write];
+    let mut world = run_ops(nodes.chain(cordoned), 3, false);
+    for (reported, next) in [(3, vec![2]), (2, vec![0, 1])] {
+        continue_ops(
+            &mut world,
+            [Op::ReportPulls(reported, true), Op::Assign],
+            3,
+            false,
+        );
+        assert_eq!(pulling(&world), next);
+        while world.apply_write() {}
+    }
+    continue_ops(
+        &mut world,
+        [Op::ReportPulls(0, false), Op::ReportPulls(1, true)],
+        3,
+        false,
+    );
+    assert!(world.index.is_finished(&"uid0".into()));
+
+    // A node that is lost during its pull keeps no other one of its kind waiting.
+    let nodes = (0..2).flat_map(|n| [Op::SetReady(n, n == 0), Op::AddNode(n)]);
+    let mut world = run_ops(nodes.chain([Op::PutJob(0), Op::Assign, Op::Write]), 2, false);
+    assert_eq!(pulling(&world), [0]);
+    continue_ops(&mut world, [Op::SetReady(0, false), Op::Assign], 2, false);
+    assert_eq!(pulling(&world), [0, 1]);
+}
+
 #[test]
 fn status_change_touches_only_jobs_of_its_tag() {
     let mut world = FakeCluster::default();
