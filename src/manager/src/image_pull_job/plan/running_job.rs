@@ -45,14 +45,14 @@ pub enum TagState {
     Failed,
 }
 
-/// The order in which a job requests nodes: those of a group are put aside until all of earlier groups have finished.
+/// The order in which a job requests nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeGroup {
     /// Ready, or without a Node.
     Ready,
     /// Ready and cordoned: it works, but may be about to be drained or replaced.
     Cordoned,
-    /// Not ready: as far as is known, nothing is pulled there.
+    /// Not ready: as far as is known, nothing is pulled there. They are put aside until all others have finished.
     NotReady,
 }
 
@@ -125,8 +125,8 @@ pub struct RunningJob {
     /// No node of the first group with a smaller name is pending.
     search_from: NodeName,
     active: usize,
-    /// Those of them that are not of the first group.
-    active_later: LaterNodes,
+    /// Those of them that are not ready.
+    active_not_ready: BTreeSet<NodeName>,
     succeeded: usize,
     failed: BTreeSet<NodeName>,
     /// Why nodes failed, or cannot be requested; for some of them.
@@ -158,7 +158,7 @@ impl RunningJob {
             pending_later: LaterNodes::default(),
             search_from: NodeName::default(),
             active: 0,
-            active_later: LaterNodes::default(),
+            active_not_ready: BTreeSet::new(),
             succeeded: 0,
             failed: BTreeSet::new(),
             node_messages: BTreeMap::new(),
@@ -237,7 +237,7 @@ impl RunningJob {
             }
             Some(NodeState::Assigned | NodeState::Pulling) => {
                 self.active -= 1;
-                self.active_later.remove(name);
+                self.active_not_ready.remove(name);
             }
             Some(NodeState::Succeeded) => self.succeeded -= 1,
             Some(NodeState::Failed) => {
@@ -314,7 +314,11 @@ impl RunningJob {
                 true
             }
             Some(NodeState::Assigned | NodeState::Pulling) => {
-                self.active_later.insert(name, group);
+                if group == NodeGroup::NotReady {
+                    self.active_not_ready.insert(Arc::clone(name));
+                } else {
+                    self.active_not_ready.remove(name);
+                }
                 true
             }
             Some(NodeState::Succeeded | NodeState::Failed) | None => false,
@@ -330,7 +334,7 @@ impl RunningJob {
     /// On how many nodes it pulls, as far as is known.
     #[must_use]
     pub fn pulls(&self) -> usize {
-        self.active.saturating_sub(self.active_later.not_ready.len())
+        self.active.saturating_sub(self.active_not_ready.len())
     }
 
     /// The next pending node and its group, if the job may have one more: in the order of the groups, and of the names
@@ -350,14 +354,13 @@ impl RunningJob {
             self.search_from = Arc::clone(&name);
             return Some((name, NodeGroup::Ready));
         }
-        if self.active > self.active_later.len() {
-            return None;
-        }
         if let Some(name) = self.pending_later.cordoned.first() {
             return Some((Arc::clone(name), NodeGroup::Cordoned));
         }
-        let name = self.pending_later.not_ready.first();
-        let name = name.filter(|_| self.active_later.cordoned.is_empty())?;
+        if self.pulls() > 0 {
+            return None;
+        }
+        let name = self.pending_later.not_ready.first()?;
         Some((Arc::clone(name), NodeGroup::NotReady))
     }
 
@@ -469,8 +472,7 @@ impl RunningJob {
             active: self.active,
             succeeded: self.succeeded,
             failed: self.failed.clone(),
-            waiting_cordoned: self.pending_later.cordoned.clone(),
-            waiting_not_ready: self.pending_later.not_ready.clone(),
+            put_aside: self.pending_later.not_ready.clone(),
             unfinished: if with_unfinished {
                 unfinished_nodes.map(|(name, _)| Arc::clone(name)).collect()
             } else {
@@ -528,8 +530,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nodes come in the order of their groups and names, whatever happened to them before, and none before all of
-        /// the earlier groups have finished.
+        /// Nodes come in the order of their groups and names, whatever happened to them before, and none that is not ready
+        /// before all others have finished.
         #[test]
         fn next_node_is_the_first_pending_one(ops in prop::collection::vec(any_op(), 0..60)) {
             let spec = ImagePullJobSpec {
@@ -556,10 +558,11 @@ mod tests {
                         };
                         let active = states.iter().filter(is_active).count();
                         let is_pending = |node: usize| states[node] == Some(NodeState::Pending);
-                        let is_unfinished = |node: usize| is_pending(node) || is_active(&&states[node]);
-                        let turn = (0..NODES).filter(|n| is_unfinished(*n)).map(|n| groups[n]).min();
-                        let next = (0..NODES).find(|n| is_pending(*n) && Some(groups[*n]) == turn);
-                        let next = next.filter(|_| active < 3);
+                        let is_ready = |node: usize| groups[node] != NodeGroup::NotReady;
+                        let pulls = (0..NODES).any(|node| is_active(&&states[node]) && is_ready(node));
+                        let pending = (0..NODES).filter(|node| is_pending(*node));
+                        let next = pending.min_by_key(|node| (groups[*node], *node));
+                        let next = next.filter(|node| active < 3 && (is_ready(*node) || !pulls));
                         prop_assert_eq!(job.assign_next(Timestamp::UNIX_EPOCH), next.map(name));
                         if let Some(node) = next {
                             states[node] = Some(NodeState::Assigned);

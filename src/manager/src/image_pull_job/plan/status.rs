@@ -54,10 +54,8 @@ pub struct JobCounters {
     pub unresponsive: BTreeSet<Arc<str>>,
     /// Nodes that are not ready, and otherwise the same.
     pub not_ready: BTreeSet<Arc<str>>,
-    /// Nodes that are not ready and not requested yet: other nodes come first.
-    pub waiting_not_ready: BTreeSet<Arc<str>>,
-    /// Cordoned nodes that are ready, and otherwise the same.
-    pub waiting_cordoned: BTreeSet<Arc<str>>,
+    /// Nodes that are not ready and not requested yet: all others come first.
+    pub put_aside: BTreeSet<Arc<str>>,
     /// When the next node counts as unresponsive if its daemon reports nothing.
     pub next_unresponsive_at: Option<Timestamp>,
 }
@@ -297,8 +295,12 @@ fn waiting_condition(job: &PullJob, counters: &JobCounters) -> Option<JobConditi
             "NodeNotReady",
             format!("{have} not started the pull: the {are} not ready"),
         )
-    } else if let Some(message) = put_aside_message(counters) {
-        ("NodesPutAside", message)
+    } else if !counters.put_aside.is_empty() {
+        let (count, names) = (counters.put_aside.len(), names(&counters.put_aside));
+        (
+            "NodesPutAside",
+            format!("nodes that are not ready wait for the end of the others: {count} ({names})"),
+        )
     } else {
         return None;
     };
@@ -307,20 +309,6 @@ fn waiting_condition(job: &PullJob, counters: &JobCounters) -> Option<JobConditi
         reason,
         message,
     })
-}
-
-/// How many nodes come after the others, and which; `None` if there are none.
-fn put_aside_message(counters: &JobCounters) -> Option<String> {
-    let groups = [
-        (&counters.waiting_cordoned, "cordoned"),
-        (&counters.waiting_not_ready, "not ready"),
-    ];
-    let groups = groups.into_iter().filter(|(nodes, _)| !nodes.is_empty());
-    let texts: Vec<String> = groups
-        .map(|(nodes, why)| format!("{} {why} ({})", nodes.len(), names(nodes)))
-        .collect();
-    let nodes = texts.join(", ");
-    (!texts.is_empty()).then(|| format!("nodes that wait for the end of the others: {nodes}"))
 }
 
 fn names(nodes: &BTreeSet<Arc<str>>) -> String {

@@ -175,11 +175,9 @@ fn unresponsive_daemon_is_named_also_at_the_deadline() {
 fn nodes_that_are_put_aside_are_counted_and_named() {
     let plain = job(Some(10), false);
     let mut aside = counters(1, 0, 1, 14);
-    aside.waiting_not_ready = names(1, 12);
-    aside.waiting_cordoned = names(13, 2);
+    aside.put_aside = names(1, 12);
     let first = "n1, n10, n11, n12, n2, n3, n4, n5, n6, n7 and 2 more";
-    let expected =
-        format!("nodes that wait for the end of the others: 2 cordoned (n13, n14), 12 not ready ({first})");
+    let expected = format!("nodes that are not ready wait for the end of the others: 12 ({first})");
     assert_eq!(
         only_condition(&plain, &aside, 1),
         condition("Waiting", "NodesPutAside", &expected)
