@@ -59,7 +59,7 @@ pub struct StatusPublisher {
     /// itself, or the whole delay if it rejects the status.
     server_retry_at: Option<Timestamp>,
     without_messages_until: Option<Timestamp>,
-    /// Whether the last written status has conditions.
+    /// Whether the last write changes conditions to others.
     sends_conditions: bool,
     /// Whether the API server has dropped them, because the CRD does not have the field: they are not written again.
     drops_conditions: bool,
@@ -126,7 +126,8 @@ impl StatusPublisher {
         };
         let due = self.retry_at.map_or(due, |t| t.max(due));
         if due <= now {
-            self.sends_conditions = !current.conditions.is_empty();
+            self.sends_conditions =
+                !current.conditions.is_empty() && current.conditions != self.stored.conditions;
             WriteTime::Now
         } else {
             WriteTime::At(due)

@@ -293,14 +293,14 @@ impl JobIndex {
     /// Processes a Node that is new, changed or deleted.
     pub fn update_node(&mut self, name: &str, node: Option<&Arc<NodeView>>, now: Timestamp) {
         let name: NodeName = name.into();
-        let old_group = group_of(&self.node_views, &name);
-        match node {
-            Some(node) => drop(self.node_views.insert(Arc::clone(&name), Arc::clone(node))),
-            None => drop(self.node_views.remove(&name)),
-        }
+        let old = match node {
+            Some(node) => self.node_views.insert(Arc::clone(&name), Arc::clone(node)),
+            None => self.node_views.remove(&name),
+        };
         let node = node.map(AsRef::as_ref);
         let group = NodeGroup::of(node);
-        if group != old_group {
+        // A node whose Node was deleted keeps its group: its NodeImage is about to be deleted, too.
+        if node.is_some() && old.is_none_or(|old| NodeGroup::of(Some(&old)) != group) {
             self.set_group(&name, group);
         }
         let has_image = self.nodes.contains_key(&name);
@@ -313,9 +313,12 @@ impl JobIndex {
     fn set_group(&mut self, name: &NodeName, group: NodeGroup) {
         for (uid, work) in &mut self.jobs {
             if work.set_group(name, group) {
-                self.dirty.insert(Arc::clone(uid));
                 self.assignable.insert(Arc::clone(uid));
                 self.registry_limit.set_pulls(uid, &work.job, work.pulls());
+                // The only state of a node that its group changes in the status.
+                if work.unresponsive().any(|(silent, _)| silent == name) {
+                    self.dirty.insert(Arc::clone(uid));
+                }
             }
         }
     }

@@ -472,7 +472,11 @@ impl RunningJob {
             active: self.active,
             succeeded: self.succeeded,
             failed: self.failed.clone(),
-            put_aside: self.pending_later.not_ready.clone(),
+            put_aside: if with_unfinished {
+                self.pending_later.not_ready.clone()
+            } else {
+                BTreeSet::new()
+            },
             unfinished: if with_unfinished {
                 unfinished_nodes.map(|(name, _)| Arc::clone(name)).collect()
             } else {

@@ -54,7 +54,7 @@ pub struct JobCounters {
     pub unresponsive: BTreeSet<Arc<str>>,
     /// Nodes that are not ready, and otherwise the same.
     pub not_ready: BTreeSet<Arc<str>>,
-    /// Nodes that are not ready and not requested yet: all others come first.
+    /// Past the deadline: nodes that are not ready and were not requested, because all others come first.
     pub put_aside: BTreeSet<Arc<str>>,
     /// When the next node counts as unresponsive if its daemon reports nothing.
     pub next_unresponsive_at: Option<Timestamp>,
@@ -129,7 +129,9 @@ pub fn job_status(job: &PullJob, counters: &JobCounters, now: Timestamp) -> Stat
     }
     if deadline.is_some_and(|d| now >= d) {
         let message = "job exceeds activeDeadlineSeconds".to_owned();
-        let waiting_message = waiting_condition(job, counters).map(|outcome| outcome.message);
+        let waiting_message = waiting_condition(job, counters)
+            .map(|outcome| outcome.message)
+            .or_else(|| put_aside_message(counters));
         let mut counters = counters.clone();
         counters.failed.append(&mut counters.unfinished.clone());
         counters.active = 0;
@@ -295,12 +297,6 @@ fn waiting_condition(job: &PullJob, counters: &JobCounters) -> Option<JobConditi
             "NodeNotReady",
             format!("{have} not started the pull: the {are} not ready"),
         )
-    } else if !counters.put_aside.is_empty() {
-        let (count, names) = (counters.put_aside.len(), names(&counters.put_aside));
-        (
-            "NodesPutAside",
-            format!("nodes that are not ready wait for the end of the others: {count} ({names})"),
-        )
     } else {
         return None;
     };
@@ -308,6 +304,18 @@ fn waiting_condition(job: &PullJob, counters: &JobCounters) -> Option<JobConditi
         type_: WAITING,
         reason,
         message,
+    })
+}
+
+/// Which nodes were left for the end. They do not keep a job from its work: it always pulls on others then.
+fn put_aside_message(counters: &JobCounters) -> Option<String> {
+    let nodes = &counters.put_aside;
+    (!nodes.is_empty()).then(|| {
+        format!(
+            "{} nodes were not ready, and others came first ({})",
+            nodes.len(),
+            names(nodes)
+        )
     })
 }
 

@@ -330,6 +330,23 @@ fn conditions_that_the_api_server_drops_are_not_written_again() {
     );
 }
 
+/// After a restore of etcd, a status without them answers a write about a tag.
+#[test]
+fn conditions_that_were_not_in_the_write_are_written_later() {
+    let mut publisher = StatusPublisher::new(0);
+    let down = not_ready("no socket");
+    publisher.stored.conditions = next_conditions(&[], &down, at_ms(0));
+    let current = NodeImageStatus {
+        desired: 1,
+        conditions: publisher.stored.conditions.clone(),
+        ..NodeImageStatus::default()
+    };
+    publisher.next_write(&current, at_ms(0));
+    assert_eq!(publisher.next_write(&current, at_ms(100)), WriteTime::Now);
+    publisher.on_written(NodeImageStatus::default(), at_ms(100));
+    assert_ne!(next_idle_write(&mut publisher, &down, 200), WriteTime::Never);
+}
+
 #[test]
 fn status_patch_holds_only_the_differences() {
     let status = |value: serde_json::Value| serde_json::from_value::<NodeImageStatus>(value).unwrap();
