@@ -303,8 +303,8 @@ fn container_reference(key: &Key, pod: &PodView, container: &str) -> ObjectRefer
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, Mutex};
 
     use kube::client::Body;
     use serde_json::json;
@@ -334,15 +334,7 @@ mod tests {
                 let response = response.body(Body::from(answer.to_string().into_bytes()));
                 async { response }
             });
-            let shared = ControllerState {
-                manager: Context::for_test(kube::Client::new(service, "default")),
-                index: Mutex::default(),
-                waiting: Mutex::default(),
-                reported: Mutex::default(),
-                unconfirmed: Mutex::default(),
-                refused: Mutex::default(),
-                started_at: Instant::now(),
-            };
+            let shared = ControllerState::new(Context::for_test(kube::Client::new(service, "default")));
             let failure = Failure {
                 container: "app".to_owned(),
                 container_id: "c://1".to_owned(),

@@ -46,6 +46,20 @@ struct ControllerState {
     started_at: Instant,
 }
 
+impl ControllerState {
+    fn new(manager: Context) -> Self {
+        Self {
+            manager,
+            index: Mutex::default(),
+            waiting: Mutex::default(),
+            reported: Mutex::default(),
+            unconfirmed: Mutex::default(),
+            refused: Mutex::default(),
+            started_at: Instant::now(),
+        }
+    }
+}
+
 impl Drop for ControllerState {
     /// A former leader makes no restart wait.
     fn drop(&mut self) {
@@ -60,15 +74,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Runs until shutdown.
 pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
     ctx.stores.synced().await;
-    let shared = Arc::new(ControllerState {
-        manager: ctx.clone(),
-        index: Mutex::default(),
-        waiting: Mutex::default(),
-        reported: Mutex::default(),
-        unconfirmed: Mutex::default(),
-        refused: Mutex::default(),
-        started_at: Instant::now(),
-    });
+    let shared = Arc::new(ControllerState::new(ctx.clone()));
     let (work_tx, work_rx) = mpsc::unbounded_channel();
     let enqueue = observe::enqueue_changes(Arc::clone(&shared), node_pod_probes, work_tx);
     let work = |workload| reconcile(Arc::clone(&shared), workload);

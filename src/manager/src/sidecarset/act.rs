@@ -299,7 +299,6 @@ fn publish_flip(ctx: &SetContext<'_>, key: &Key, pod: &Pod, error: Option<&Error
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::sync::Mutex;
 
     use kube::client::Body;
     use tokio::sync::mpsc;
@@ -307,8 +306,6 @@ mod tests {
     use super::*;
     use crate::Context;
     use crate::sidecarset::ControllerState;
-    use crate::sidecarset::observe::Index;
-    use crate::sidecarset::policies::Injections;
 
     #[test]
     fn no_write_starts_late_or_for_an_older_version_of_the_set() {
@@ -381,13 +378,8 @@ mod tests {
             let _ = sent_tx.send(path);
             std::future::ready(http::Response::builder().status(code).body(answer))
         });
-        let shared = ControllerState {
-            manager: Context::for_test(kube::Client::new(service, "default")),
-            namespace: "kruise-system".to_owned(),
-            index: Mutex::new(Index::new("kruise-system")),
-            states: Mutex::default(),
-            injections: Injections::default(),
-        };
+        let ctx = Context::for_test(kube::Client::new(service, "default"));
+        let shared = ControllerState::new(ctx, "kruise-system");
         let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
             "metadata": { "name": "log", "uid": "u" }, "spec": { "selector": { "matchLabels": { "app": "web" } } } });
         let set: SidecarSet = serde_json::from_value(set).unwrap();

@@ -195,8 +195,6 @@ mod tests {
     use super::*;
     use crate::Context;
     use crate::sidecarset::ControllerState;
-    use crate::sidecarset::observe::Index;
-    use crate::sidecarset::policies::Injections;
     use kruise_api::owner::controller_reference;
     use kruise_api::sidecarset::SidecarSet;
     use kruise_workload::sidecarset::history::{HistoryOwner, desired_revision};
@@ -244,13 +242,8 @@ mod tests {
             let body = json!(revision("log", &json!([]))).to_string().into_bytes();
             std::future::ready(http::Response::builder().body(Body::from(body)))
         });
-        let shared = ControllerState {
-            manager: Context::for_test(kube::Client::new(service, "default")),
-            namespace: "kruise-system".to_owned(),
-            index: Mutex::new(Index::new("kruise-system")),
-            states: Mutex::default(),
-            injections: Injections::default(),
-        };
+        let ctx = Context::for_test(kube::Client::new(service, "default"));
+        let shared = ControllerState::new(ctx, "kruise-system");
         let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
             "metadata": { "name": "log", "uid": "u" }, "spec": { "selector": { "matchLabels": { "app": "web" } } } });
         let set: SidecarSet = serde_json::from_value(set).unwrap();

@@ -129,6 +129,16 @@ impl SetContext<'_> {
 }
 
 impl ControllerState {
+    fn new(manager: Context, namespace: &str) -> Self {
+        Self {
+            manager,
+            namespace: namespace.to_owned(),
+            index: Mutex::new(Index::new(namespace)),
+            states: Mutex::default(),
+            injections: Injections::default(),
+        }
+    }
+
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,13 +154,7 @@ pub async fn run(mut ctx: Context) {
     ctx.cluster.events = ctx.cluster.events.with_component("sidecarset-controller");
     ctx.stores.synced().await;
     let (sets_tx, sets_rx) = mpsc::unbounded_channel();
-    let shared = Arc::new(ControllerState {
-        namespace: ctx.options.pod_namespace.clone(),
-        manager: ctx.clone(),
-        index: Mutex::new(Index::new(&ctx.options.pod_namespace)),
-        states: Mutex::default(),
-        injections: Injections::default(),
-    });
+    let shared = Arc::new(ControllerState::new(ctx.clone(), &ctx.options.pod_namespace));
     let installing_policies = policies::run(Arc::clone(&shared), sets_tx.clone());
     let enqueue = enqueue_changes(Arc::clone(&shared), sets_tx);
     let work = |key| reconcile(Arc::clone(&shared), key);

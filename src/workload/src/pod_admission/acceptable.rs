@@ -9,9 +9,8 @@ use serde_json::Value;
 
 use crate::sidecarset::inject::is_injected;
 use crate::sidecarset::policy::{Unsupported, typed};
+use kruise_api::validation::labels::{MAX_ANNOTATIONS_BYTES, annotation_bytes};
 
-/// Bytes of all annotations of an object that the API server accepts.
-const MAX_ANNOTATIONS: usize = 256 << 10;
 /// Bytes of an object that etcd stores by default.
 const MAX_STORED: usize = 3 << 19;
 
@@ -28,7 +27,7 @@ pub enum Unacceptable {
     #[error("the API server could not read what a SidecarSet adds: {0}")]
     Unreadable(Unsupported),
     /// The annotations are too long.
-    #[error("the Pod would have {bytes} bytes of annotations; it may have {MAX_ANNOTATIONS}")]
+    #[error("the Pod would have {bytes} bytes of annotations; it may have {MAX_ANNOTATIONS_BYTES}")]
     AnnotationsTooLong {
         /// Bytes of keys and values.
         bytes: usize,
@@ -60,7 +59,9 @@ pub fn check(submitted: &Value, pod: &Value) -> Result<(), Unacceptable> {
     let grows_beyond = |limit: usize, bytes: fn(&Value) -> usize| {
         Some(bytes(pod)).filter(|of_pod| *of_pod > limit && bytes(submitted) <= limit)
     };
-    if let Some(bytes) = grows_beyond(MAX_ANNOTATIONS, annotations) {
+    if let Some(bytes) = grows_beyond(MAX_ANNOTATIONS_BYTES, |pod| {
+        annotation_bytes(&pod["metadata"]["annotations"])
+    }) {
         return Err(Unacceptable::AnnotationsTooLong { bytes });
     }
     if let Some(bytes) = grows_beyond(MAX_STORED, text) {
@@ -88,15 +89,6 @@ fn readable<'a, T: DeserializeOwned>(
         }
     }
     Ok(())
-}
-
-/// Bytes of the annotations, as the API server counts them.
-fn annotations(pod: &Value) -> usize {
-    let annotations = pod["metadata"]["annotations"].as_object();
-    let annotations = annotations.into_iter().flatten();
-    annotations
-        .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
-        .sum()
 }
 
 /// Bytes of all strings in a value. The stored form has them all, and is somewhat larger.
@@ -133,9 +125,9 @@ mod tests {
         let no_image = Unacceptable::NoImage {
             container: "log".to_owned(),
         };
-        let all = MAX_ANNOTATIONS - "key".len();
+        let all = MAX_ANNOTATIONS_BYTES - "key".len();
         let long = Unacceptable::AnnotationsTooLong {
-            bytes: MAX_ANNOTATIONS + 1,
+            bytes: MAX_ANNOTATIONS_BYTES + 1,
         };
         let large = Unacceptable::TooLarge {
             bytes: MAX_STORED + "appElogiIS_INJECTEDtrue".len(),

@@ -784,7 +784,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use kube::client::Body;
 
-    use super::super::observe::Index;
     use super::*;
     use crate::{Context, Stores};
 
@@ -869,15 +868,8 @@ mod tests {
             sidecar_sets: store_with_set(false),
             ..Stores::empty()
         };
-        let shared = ControllerState {
-            manager: ctx,
-            namespace: "kruise-system".to_owned(),
-            index: Mutex::new(Index::new("kruise-system")),
-            states: Mutex::default(),
-            injections: Injections::default(),
-        };
         let state = Policies {
-            shared: Arc::new(shared),
+            shared: Arc::new(ControllerState::new(ctx, "kruise-system")),
             policies: Mutex::default(),
             bindings: Mutex::default(),
             stored_as: Mutex::default(),
