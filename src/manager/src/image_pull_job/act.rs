@@ -3,6 +3,7 @@
 //! A request that the API server refuses, or that the NodeImage has no room for, fails alone, and one that the API
 //! server cannot answer waits in the queue, not in a worker.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -45,6 +46,15 @@ const MAX_TAGS_OF_BLIND_PATCH: usize = 64;
 /// Size of a sandboxConfig, in bytes, that needs no quota check when there are few tags.
 const SMALL_SANDBOX_CONFIG: usize = 4096;
 
+/// A job's request for one node that waits. There may be a thousand jobs, each with a thousand nodes.
+#[derive(Clone, Copy)]
+struct QueuedWrite {
+    /// Number of failed writes.
+    failures: u32,
+    /// The write does not start earlier.
+    not_before: Instant,
+}
+
 /// A job's request for one node, with all data that its write needs.
 #[derive(Clone)]
 struct PendingWrite {
@@ -53,8 +63,6 @@ struct PendingWrite {
     secrets: Vec<ReferenceObject>,
     /// Number of failed writes.
     failures: u32,
-    /// The write does not start earlier.
-    not_before: Instant,
 }
 
 /// Why a request was not written.
@@ -164,7 +172,7 @@ pub struct NodeImageWriter {
     progress: Progress,
     workers: usize,
     default_ttl: i64,
-    pending: HashMap<NodeName, Vec<PendingWrite>>,
+    pending: HashMap<NodeName, BTreeMap<Uid, QueuedWrite>>,
     ready: FairQueue,
     /// Nodes whose next write is delayed.
     delayed: BTreeSet<(Instant, NodeName)>,
@@ -190,21 +198,16 @@ impl NodeImageWriter {
     }
 
     /// Queues a job's request for a node.
-    pub fn enqueue(&mut self, index: &JobIndex, node: &NodeName, uid: &Uid) {
-        let Some(job) = index.job(uid) else { return };
-        let pending_write = PendingWrite {
-            uid: Arc::clone(uid),
-            job,
-            secrets: index.secret_copies(uid).to_vec(),
-            failures: 0,
-            not_before: Instant::now(),
-        };
+    pub fn enqueue(&mut self, node: &NodeName, uid: &Uid) {
+        let now = Instant::now();
         let pending = self.pending.entry(Arc::clone(node)).or_default();
-        if pending.iter().any(|w| w.uid == *uid) {
-            return;
+        if let Entry::Vacant(place) = pending.entry(Arc::clone(uid)) {
+            place.insert(QueuedWrite {
+                failures: 0,
+                not_before: now,
+            });
+            self.schedule_node(node, now);
         }
-        pending.push(pending_write);
-        self.schedule_node(node, Instant::now());
     }
 
     /// Queues a node, now or when the first of its requests is due.
@@ -215,12 +218,11 @@ impl NodeImageWriter {
         let Some(pending) = self.pending.get(node) else {
             return;
         };
-        let Some(first) = pending.iter().min_by_key(|write| write.not_before) else {
+        let Some((uid, first)) = pending.iter().min_by_key(|(_, write)| write.not_before) else {
             return;
         };
         if first.not_before <= now {
-            let uid = Arc::clone(&first.uid);
-            self.ready.push(&uid, Arc::clone(node));
+            self.ready.push(uid, Arc::clone(node));
         } else {
             self.delayed.insert((first.not_before, Arc::clone(node)));
         }
@@ -258,20 +260,22 @@ impl NodeImageWriter {
     fn start_write(&mut self, index: &mut JobIndex, node: NodeName, now: Timestamp, now_instant: Instant) {
         let mut pending = self.pending.remove(&node).unwrap_or_default();
         // Requests of finished or deleted jobs are dropped.
-        pending.retain(|write| index.needs_write(&write.uid, &node));
-        for write in &mut pending {
-            // The job may have changed while the request waited.
-            if let Some(job) = index.job(&write.uid) {
-                write.job = job;
-                write.secrets = index.secret_copies(&write.uid).to_vec();
-            }
-        }
-        let (due_writes, later_writes): (Vec<_>, Vec<_>) = pending
+        pending.retain(|uid, _| index.needs_write(uid, &node));
+        let (due_writes, later_writes): (BTreeMap<_, _>, BTreeMap<_, _>) = pending
             .into_iter()
-            .partition(|write| write.not_before <= now_instant);
+            .partition(|(_, write)| write.not_before <= now_instant);
         if !later_writes.is_empty() {
             self.pending.insert(Arc::clone(&node), later_writes);
         }
+        let due_writes = due_writes.into_iter().filter_map(|(uid, queued)| {
+            Some(PendingWrite {
+                job: index.job(&uid)?,
+                secrets: index.secret_copies(&uid).to_vec(),
+                failures: queued.failures,
+                uid,
+            })
+        });
+        let due_writes: Vec<PendingWrite> = due_writes.collect();
         let (false, Some(view)) = (due_writes.is_empty(), index.node_image_view(&node)) else {
             return self.schedule_node(&node, now_instant);
         };
@@ -371,10 +375,12 @@ impl NodeImageWriter {
             let Some(pause) = retry_after.unwrap_or(Some(MAX_BACKOFF)) else {
                 continue;
             };
-            pending_write.not_before = now + pause;
+            let queued = QueuedWrite {
+                failures: pending_write.failures,
+                not_before: now + pause,
+            };
             let pending = self.pending.entry(Arc::clone(&node)).or_default();
-            pending.retain(|newer| newer.uid != pending_write.uid);
-            pending.push(pending_write);
+            pending.insert(pending_write.uid, queued);
         }
         self.schedule_node(&node, now);
     }
@@ -669,7 +675,6 @@ mod tests {
             job: Arc::new(PullJob::from_object(&object)),
             secrets: Vec::new(),
             failures,
-            not_before: Instant::now(),
         }
     }
 

@@ -64,7 +64,7 @@ async fn fan_out(ctx: Context, mut secrets_rx: mpsc::UnboundedReceiver<ResolvedS
         let result = catch_panic_sync(NAME, "assignment to nodes", || {
             assign_open_jobs(&mut index, now, |index, uid| {
                 for node in index.assign(uid, now) {
-                    writer.enqueue(index, &node, uid);
+                    writer.enqueue(&node, uid);
                 }
             });
         })

@@ -273,6 +273,7 @@ mod tests {
     use kube::client::Body;
 
     use super::*;
+    use crate::view::{ImageTag, TagRequest};
     use kruise_cluster::Store;
     use kruise_ops::panics::injected::inject_panic;
 
@@ -281,9 +282,14 @@ mod tests {
         let at = |second| Timestamp::from_second(second).unwrap_or_default();
         let mut cache = NodeCache::default();
         assert_eq!(cache.last_report("node", at(100)), at(100));
-        let status = crate::view::TagStatusView {
-            image: "nginx".into(),
-            tag: "1".into(),
+        let name = |tag: &str| {
+            Arc::new(ImageTag {
+                image: "nginx".to_owned(),
+                tag: tag.to_owned(),
+            })
+        };
+        let status = TagStatusView {
+            name: name("1"),
             version: 0,
             phase: kruise_api::node_image::ImagePullPhase::Pulling,
             completed: None,
@@ -300,9 +306,9 @@ mod tests {
         // The manager's mark does not count, but what the daemon reports beside it does.
         let mut marked = image.clone();
         marked.statuses.push(TagStatusView {
-            tag: "2".into(),
+            name: name("2"),
             phase: kruise_api::node_image::ImagePullPhase::Failed,
-            error: Some(plan::NO_RESPONSE.to_owned()),
+            error: Some(plan::NO_RESPONSE.into()),
             ..image.statuses[0].clone()
         });
         cache.observe_change("node", Some(&image), Some(&marked), at(300));
@@ -323,10 +329,14 @@ mod tests {
                 uid: "u".to_owned(),
                 job: Some(Key::namespaced("team", "j")),
             };
-            let tag = TagView {
+            let request = TagRequest {
                 image: "nginx".to_owned(),
                 tag: tag.to_owned(),
                 owners: vec![owner],
+                ..TagRequest::default()
+            };
+            let tag = TagView {
+                request: Arc::new(request),
                 ..TagView::default()
             };
             NodeImageView {

@@ -12,6 +12,7 @@ mod node;
 mod node_image;
 mod owned;
 mod pod;
+mod pool;
 mod raw_pod;
 mod reported_probes;
 
@@ -20,6 +21,8 @@ pub use job_pod::{JobContainer, JobContainerState, JobPod};
 pub use kruise_api::selector::matches;
 pub use liveness::{LivenessPod, Workload};
 pub use node::NodeView;
+#[cfg(test)]
+pub use node_image::{ImageTag, TagRequest};
 pub use node_image::{NodeImageView, TagOwner, TagStatusView, TagView, progress_hash};
 pub use owned::{ClaimView, RevisionView};
 pub use pod::{ContainerView, NamedPort, PodView, barrier_config_map, barrier_key, with_port_number};

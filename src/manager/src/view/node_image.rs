@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Deref;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use jiff::Timestamp;
 
+use super::pool::Pool;
 use kruise_api::keys;
 use kruise_api::node_image::{ImagePullPhase, ImageTagSpec, ImageTagStatus, NodeImage, ReferenceObject};
 use kruise_cluster::Key;
@@ -31,14 +34,29 @@ pub struct NodeImageView {
 /// One tag that the node should have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TagView {
-    /// Image name.
-    pub image: String,
-    /// Tag or digest.
-    pub tag: String,
+    /// What was requested.
+    pub request: Arc<TagRequest>,
     /// Version of the request.
     pub version: i64,
     /// Time of the request.
     pub created: Option<Timestamp>,
+}
+
+impl Deref for TagView {
+    type Target = TagRequest;
+
+    fn deref(&self) -> &TagRequest {
+        &self.request
+    }
+}
+
+/// What was requested. A job requests the same of a thousand nodes, so it is kept once for all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TagRequest {
+    /// Image name.
+    pub image: String,
+    /// Tag or digest.
+    pub tag: String,
     /// Objects that requested it.
     pub owners: Vec<TagOwner>,
     /// Seconds after its end when it is removed.
@@ -50,7 +68,7 @@ pub struct TagView {
 }
 
 /// An object that requested a tag.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TagOwner {
     /// UID of the object.
     pub uid: String,
@@ -61,10 +79,8 @@ pub struct TagOwner {
 /// Status of one tag.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TagStatusView {
-    /// Image name.
-    pub image: String,
-    /// Tag or digest.
-    pub tag: String,
+    /// Image and tag, kept once for all nodes.
+    pub name: Arc<ImageTag>,
     /// Version of the request that it answers.
     pub version: i64,
     /// Phase of the pull.
@@ -74,9 +90,26 @@ pub struct TagStatusView {
     /// Time of the first attempt's begin.
     pub started: Option<Timestamp>,
     /// Why it failed; a long error is cut.
-    pub error: Option<String>,
+    pub error: Option<Box<str>>,
     /// A hash that changes with every report of the daemon: progress, message, start.
     pub progress_hash: u64,
+}
+
+/// Name of an image and its tag.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ImageTag {
+    /// Image name.
+    pub image: String,
+    /// Tag or digest.
+    pub tag: String,
+}
+
+impl Deref for TagStatusView {
+    type Target = ImageTag;
+
+    fn deref(&self) -> &ImageTag {
+        &self.name
+    }
 }
 
 impl TagStatusView {
@@ -126,12 +159,26 @@ impl NodeImageView {
     }
 }
 
+/// What the NodeImages have in common.
+#[derive(Default)]
+struct Pools {
+    requests: Pool<TagRequest>,
+    names: Pool<ImageTag>,
+}
+
+static POOLS: LazyLock<Mutex<Pools>> = LazyLock::new(Mutex::default);
+
 impl From<NodeImage> for NodeImageView {
     fn from(object: NodeImage) -> Self {
+        let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
         let mut tags = Vec::new();
         let mut old_secrets = Vec::new();
         for (image, spec) in object.spec.images {
-            tags.extend(spec.tags.into_iter().map(|t| tag_view(&image, t)));
+            tags.extend(
+                spec.tags
+                    .into_iter()
+                    .map(|t| tag_view(&image, t, &mut pools.requests)),
+            );
             let old = spec
                 .pull_secrets
                 .into_iter()
@@ -140,10 +187,18 @@ impl From<NodeImage> for NodeImageView {
         }
         let mut statuses = Vec::new();
         for (image, status) in object.status.unwrap_or_default().image_statuses {
-            statuses.extend(status.tags.into_iter().map(|t| status_view(&image, t)));
+            statuses.extend(
+                status
+                    .tags
+                    .into_iter()
+                    .map(|t| status_view(&image, t, &mut pools.names)),
+            );
         }
+        drop(pools);
         tags.sort_by(|a, b| (&a.image, &a.tag).cmp(&(&b.image, &b.tag)));
         statuses.sort_by(|a, b| (&a.image, &a.tag).cmp(&(&b.image, &b.tag)));
+        tags.shrink_to_fit();
+        statuses.shrink_to_fit();
         Self {
             uid: object.metadata.uid.unwrap_or_default(),
             resource_version: object.metadata.resource_version.unwrap_or_default(),
@@ -163,7 +218,7 @@ const DEFAULT_BACKOFF: i64 = 3;
 /// Maximum pause between two attempts, in seconds.
 const MAX_BACKOFF: i64 = 30;
 
-fn tag_view(image: &str, tag: ImageTagSpec) -> TagView {
+fn tag_view(image: &str, tag: ImageTagSpec, requests: &mut Pool<TagRequest>) -> TagView {
     let policy = tag.pull_policy.unwrap_or_default();
     let timeout = policy
         .timeout_seconds
@@ -177,15 +232,18 @@ fn tag_view(image: &str, tag: ImageTagSpec) -> TagView {
         }),
         uid: o.uid.unwrap_or_default(),
     };
-    TagView {
+    let request = TagRequest {
         image: image.to_owned(),
         tag: tag.tag,
-        version: tag.version,
-        created: tag.created_at.map(|t| t.0),
         owners: tag.owner_references.into_iter().map(owner).collect(),
         ttl: policy.ttl_seconds_after_finished.map(i64::from),
         deadline: policy.active_deadline_seconds,
         budget: (retries + 1).saturating_mul(timeout.saturating_add(MAX_BACKOFF)),
+    };
+    TagView {
+        request: requests.share(request),
+        version: tag.version,
+        created: tag.created_at.map(|t| t.0),
     }
 }
 
@@ -201,20 +259,20 @@ pub fn progress_hash(status: &ImageTagStatus) -> u64 {
 /// Maximum bytes of an error: the daemon's are shorter, and each job keeps one for many nodes.
 const MAX_ERROR_BYTES: usize = 1024;
 
-fn shortened(mut error: String) -> String {
-    if error.len() > MAX_ERROR_BYTES {
-        error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
-        error.shrink_to_fit();
-    }
-    error
+fn shortened(mut error: String) -> Box<str> {
+    error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
+    error.into_boxed_str()
 }
 
-fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
+fn status_view(image: &str, status: ImageTagStatus, names: &mut Pool<ImageTag>) -> TagStatusView {
     let progress_hash = progress_hash(&status);
     let failed = status.phase == ImagePullPhase::Failed;
-    TagStatusView {
+    let name = ImageTag {
         image: image.to_owned(),
         tag: status.tag,
+    };
+    TagStatusView {
+        name: names.share(name),
         version: status.version,
         phase: status.phase,
         completed: status.completion_time.map(|t| t.0),

@@ -61,7 +61,8 @@ pub struct JobIndex {
     removed: Vec<Uid>,
     /// Jobs that may have nodes to assign.
     assignable: BTreeSet<Uid>,
-    assignments: VecDeque<(Timestamp, NodeName, Uid)>,
+    /// When jobs were assigned nodes.
+    assignments: VecDeque<(Timestamp, Uid)>,
     /// Nodes whose NodeImage has refused a job that never ends, and when; they are tried again.
     refused: VecDeque<(Timestamp, NodeName, Uid)>,
     newly_refused: Vec<(NodeName, Uid)>,
@@ -386,8 +387,9 @@ impl JobIndex {
             return nodes;
         }
         while let Some(node) = work.assign_next(now) {
-            self.assignments
-                .push_back((now, Arc::clone(&node), Arc::clone(uid)));
+            if self.assignments.back() != Some(&(now, Arc::clone(uid))) {
+                self.assignments.push_back((now, Arc::clone(uid)));
+            }
             self.dirty.insert(Arc::clone(uid));
             nodes.push(node);
             if is_limited {
@@ -401,20 +403,19 @@ impl JobIndex {
 
     /// Releases nodes whose assignment the watch never showed.
     fn expire_assignments(&mut self, now: Timestamp) {
-        while let Some((at, _, _)) = self.assignments.front()
-            && is_over(*at, ASSIGNMENT_TIMEOUT, now)
+        while let Some((at, uid)) = self
+            .assignments
+            .pop_front_if(|(at, _)| is_over(*at, ASSIGNMENT_TIMEOUT, now))
         {
-            let Some((at, node, uid)) = self.assignments.pop_front() else {
-                return;
+            let Some(work) = self.jobs.get_mut(&uid) else {
+                continue;
             };
-            if let Some(work) = self.jobs.get_mut(&uid)
-                && work.assigned_at(&node) == Some(at)
-            {
+            for node in work.nodes_assigned_at(at) {
                 let group = group_of(&self.node_views, &node);
                 work.set_state(&node, Some(NodeState::Pending), group);
                 self.assignable.insert(Arc::clone(&uid));
-                self.count_pulls(&uid);
             }
+            self.count_pulls(&uid);
         }
     }
 

@@ -382,10 +382,11 @@ impl RunningJob {
         Some(name)
     }
 
-    /// Since when the request of an assigned node is being written.
+    /// The nodes that were assigned at that time, and whose request the watch has not shown yet.
     #[must_use]
-    pub fn assigned_at(&self, name: &NodeName) -> Option<Timestamp> {
-        self.assigned_at.get(name).copied()
+    pub fn nodes_assigned_at(&self, at: Timestamp) -> Vec<NodeName> {
+        let nodes = self.assigned_at.iter().filter(|(_, since)| **since == at);
+        nodes.map(|(name, _)| Arc::clone(name)).collect()
     }
 
     /// The nodes whose request may be older than the spec of the job, if there are new ones.

@@ -1,9 +1,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::view::TagStatusView;
+use crate::view::{ImageTag, TagRequest, TagStatusView};
 use kruise_api::node_image::ImagePullPhase;
 
 fn at(seconds: i64) -> Timestamp {
@@ -24,10 +26,9 @@ fn node(ready: bool, since: i64) -> NodeView {
 }
 
 fn tag(owner: Option<&str>, created: i64) -> TagView {
-    TagView {
+    let request = TagRequest {
         image: "nginx".into(),
         tag: "1".into(),
-        created: Some(at(created)),
         owners: owner
             .map(|uid| TagOwner {
                 uid: uid.to_owned(),
@@ -36,16 +37,23 @@ fn tag(owner: Option<&str>, created: i64) -> TagView {
             .into_iter()
             .collect(),
         ttl: Some(100),
+        deadline: None,
         budget: 600,
-        ..TagView::default()
+    };
+    TagView {
+        request: Arc::new(request),
+        version: 0,
+        created: Some(at(created)),
     }
 }
 
 fn image(tags: Vec<TagView>, completed: Option<i64>) -> NodeImageView {
     let statuses = tags.iter().filter_map(|t| {
         completed.map(|c| TagStatusView {
-            image: t.image.clone(),
-            tag: t.tag.clone(),
+            name: Arc::new(ImageTag {
+                image: t.image.clone(),
+                tag: t.tag.clone(),
+            }),
             version: t.version,
             phase: ImagePullPhase::Succeeded,
             completed: Some(at(c)),
@@ -147,7 +155,7 @@ fn a_tag_expires_unless_a_running_job_counts_on_it() {
 #[test]
 fn deleted_owner_is_removed_from_a_shared_tag() {
     let mut shared = tag(Some("a"), 0);
-    shared.owners.push(TagOwner {
+    Arc::make_mut(&mut shared.request).owners.push(TagOwner {
         uid: "b".to_owned(),
         job: None,
     });
@@ -180,7 +188,7 @@ fn running_pull_survives_a_short_unready_period() {
     let mut started = image(vec![tag(Some("a"), 1000)], Some(0));
     started.statuses[0].completed = None;
     started.statuses[0].phase = ImagePullPhase::Pulling;
-    started.tags[0].budget = 36_000;
+    Arc::make_mut(&mut started.tags[0].request).budget = 36_000;
     let decide = |last_report, now| {
         let observed = NodeObservation {
             node: Some(&unready),
@@ -273,8 +281,8 @@ fn unresponsive_daemon_fails_tags_sooner_if_unready() {
 #[test]
 fn job_that_never_ends_pulls_again_whatever_the_ttl() {
     let (ready, mut done) = (node(true, 0), image(vec![tag(Some("never"), 0)], Some(10)));
-    done.tags[0].ttl = Some(30 * 86_400);
-    done.tags[0].owners.push(TagOwner {
+    Arc::make_mut(&mut done.tags[0].request).ttl = Some(30 * 86_400);
+    Arc::make_mut(&mut done.tags[0].request).owners.push(TagOwner {
         uid: "other".to_owned(),
         job: None,
     });
@@ -301,7 +309,7 @@ fn job_that_never_ends_pulls_again_whatever_the_ttl() {
     );
     assert!(is_removed(decide(&done, OwnerState::Present, 60)));
     // The TTL is of an earlier schedule.
-    done.tags[0].ttl = Some(20);
+    Arc::make_mut(&mut done.tags[0].request).ttl = Some(20);
     assert_eq!(
         decide(&done, OwnerState::Present, 59),
         Plan::wait_until(Some(at(60)))
@@ -330,15 +338,15 @@ fn job_that_never_ends_pulls_again_whatever_the_ttl() {
 /// A tag of a namespace's job that pulls.
 fn pulling(name: &str, namespace: &str, budget: i64) -> TagView {
     let job = Some(kruise_cluster::Key::namespaced(namespace, name));
-    TagView {
-        tag: name.to_owned(),
-        owners: vec![TagOwner {
-            uid: name.to_owned(),
-            job,
-        }],
-        budget,
-        ..tag(None, 0)
-    }
+    let mut pulling = tag(None, 0);
+    let request = Arc::make_mut(&mut pulling.request);
+    request.tag = name.to_owned();
+    request.owners = vec![TagOwner {
+        uid: name.to_owned(),
+        job,
+    }];
+    request.budget = budget;
+    pulling
 }
 
 /// When the tag `own` fails, if daemons report nothing.
@@ -375,7 +383,7 @@ fn limits_of_other_namespaces_do_not_delay_the_failure_of_a_dead_daemon() {
 #[test]
 fn deadline_of_a_tag_counts_from_its_first_attempt() {
     let mut own = pulling("own", "a", 10_000);
-    own.deadline = Some(1800);
+    Arc::make_mut(&mut own.request).deadline = Some(1800);
     assert_eq!(time_of_failure(vec![own.clone()], Some(3000)), 3000 + 1800 + 600);
     assert_eq!(time_of_failure(vec![own], None), 10_600, "it waits for a slot");
 }
@@ -389,7 +397,7 @@ proptest! {
                        last_report in prop::option::of(0_i64..3000)) {
         let node = node(ready, 0);
         let mut requested = tag(Some("a"), created);
-        requested.deadline = deadline;
+        Arc::make_mut(&mut requested.request).deadline = deadline;
         let mut image = image(vec![requested], completed.or(begun.then_some(0)));
         if completed.is_none() && begun {
             image.statuses[0].completed = None;

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::entry::secret_key;
 use super::super::status::job_status;
 use super::*;
-use crate::view::{NodeView, TagOwner, TagStatusView, TagView};
+use crate::view::{ImageTag, NodeView, TagOwner, TagRequest, TagStatusView, TagView};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kruise_api::image_pull_job::{
     CompletionPolicyType, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec, PullPolicy,
@@ -228,16 +228,20 @@ impl FakeCluster {
             match view.tags.iter_mut().find(|t| t.image == image && t.tag == tag) {
                 Some(entry) if entry.owners.contains(&owner) => {}
                 Some(entry) => {
-                    entry.owners.push(owner);
+                    Arc::make_mut(&mut entry.request).owners.push(owner);
                     entry.version += 1;
                 }
                 None => {
-                    view.tags.push(TagView {
+                    let request = TagRequest {
                         image,
                         tag,
                         owners: vec![owner],
+                        ..TagRequest::default()
+                    };
+                    view.tags.push(TagView {
+                        request: Arc::new(request),
+                        version: 0,
                         created: Some(at(self.now)),
-                        ..TagView::default()
                     });
                     view.tags
                         .sort_by(|a, b| (&a.image, &a.tag).cmp(&(&b.image, &b.tag)));
@@ -258,8 +262,10 @@ impl FakeCluster {
             .tags
             .iter()
             .map(|t| TagStatusView {
-                image: t.image.clone(),
-                tag: t.tag.clone(),
+                name: Arc::new(ImageTag {
+                    image: t.image.clone(),
+                    tag: t.tag.clone(),
+                }),
                 version: t.version,
                 phase: if ok {
                     ImagePullPhase::Succeeded

@@ -245,8 +245,10 @@ fn status_change_touches_only_jobs_of_its_tag() {
     world.index.take_dirty();
     let view = world.views.get_mut(&0).unwrap();
     view.statuses.push(TagStatusView {
-        image: "nginx".into(),
-        tag: "2".into(),
+        name: Arc::new(ImageTag {
+            image: "nginx".to_owned(),
+            tag: "2".to_owned(),
+        }),
         version: 0,
         phase: ImagePullPhase::Succeeded,
         completed: Some(at(0)),
@@ -455,12 +457,15 @@ fn new_leader_repeats_refused_writes_and_waits() {
 fn job_waiting_for_a_pull_is_assigned_at_its_end() {
     let (uid, node, requested) = (Uid::from("uid0"), NodeName::from("n0"), job(0, 1, false));
     let start_pull = |world: &mut FakeCluster| {
-        world.views.get_mut(&0).unwrap().tags = vec![TagView {
+        let request = TagRequest {
             image: "nginx".to_owned(),
             tag: "1".to_owned(),
+            ..TagRequest::default()
+        };
+        world.views.get_mut(&0).unwrap().tags = vec![TagView {
+            request: Arc::new(request),
             version: 3,
             created: Some(at(0)),
-            ..TagView::default()
         }];
         world.notify_index(0);
     };
