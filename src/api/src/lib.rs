@@ -76,14 +76,9 @@ pub mod unconfirmed;
 pub mod update_priority;
 pub mod v1alpha1;
 pub mod validation;
+mod version;
 pub mod webhooks;
 
 pub use crd::{crd, crds};
 pub use kind::Kind;
-
-/// API group of all our kinds.
-pub const GROUP: &str = "apps.kruise.io";
-/// The stored version, used by both programs.
-pub const V1BETA1: &str = "v1beta1";
-/// The older version, served to clients that support no other.
-pub const V1ALPHA1: &str = "v1alpha1";
+pub use version::{GROUP, V1ALPHA1, V1BETA1};
