@@ -15,14 +15,14 @@ use serde_json::{Map, Value, json};
 
 use super::container_recreate_request::ContainerRecreateRequestSyncContainerStatus;
 use super::json::set;
-use super::validation::labels::{MAX_ANNOTATIONS_BYTES, annotation_bytes};
 use super::{GROUP, Kind, V1ALPHA1, V1BETA1, keys};
 
 mod cloneset;
-mod partial;
+mod metadata;
+pub mod partial;
 mod sidecarset;
 
-pub use partial::PartialObject;
+use metadata::{annotated_list, annotation, remove_annotation, set_annotation};
 
 /// Why an object was not converted. All of these are permanent.
 #[derive(Debug, thiserror::Error)]
@@ -150,58 +150,6 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
         ) => {}
     }
     Ok(object)
-}
-
-/// Maps of metadata.
-const ANNOTATIONS: &str = "annotations";
-const LABELS: &str = "labels";
-
-/// The text of a label or annotation.
-fn metadata_entry<'a>(object: &'a Value, map: &str, key: &str) -> Option<&'a str> {
-    entry_text(object["metadata"][map].get(key)?)
-}
-
-/// No stored object has a longer text, and JSON in it may take a hundred times its length when it is parsed.
-fn entry_text(entry: &Value) -> Option<&str> {
-    entry.as_str().filter(|text| text.len() <= MAX_ANNOTATIONS_BYTES)
-}
-
-fn set_metadata_entry(object: &mut Value, map: &str, key: &str, value: String) {
-    set(object, &["metadata", map, key], value.into());
-}
-
-/// Removes a label or annotation, and the map if it becomes empty.
-fn remove_metadata_entry(object: &mut Value, map: &str, key: &str) -> Option<String> {
-    let metadata = object.get_mut("metadata")?.as_object_mut()?;
-    let entries = metadata.get_mut(map)?.as_object_mut()?;
-    let taken = entries.remove(key);
-    if taken.is_some() && entries.is_empty() {
-        metadata.remove(map);
-    }
-    entry_text(&taken?).map(str::to_owned)
-}
-
-fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    metadata_entry(object, ANNOTATIONS, key)
-}
-
-/// Sets an annotation if there is room for it. An object that is converted to more annotations than may be stored could
-/// not be read in that version, nor could any list that contains it.
-fn set_annotation(object: &mut Value, key: &str, value: String) {
-    remove_annotation(object, key);
-    let existing_bytes = annotation_bytes(&object["metadata"][ANNOTATIONS]);
-    if existing_bytes + key.len() + value.len() <= MAX_ANNOTATIONS_BYTES {
-        set_metadata_entry(object, ANNOTATIONS, key, value);
-    }
-}
-
-fn remove_annotation(object: &mut Value, key: &str) -> Option<String> {
-    remove_metadata_entry(object, ANNOTATIONS, key)
-}
-
-/// The JSON in an annotation, if it is a list.
-fn annotated_list(object: &Value, key: &str) -> Option<Vec<Value>> {
-    serde_json::from_str(annotation(object, key)?).ok()
 }
 
 fn pull_secrets_by_image(object: &mut Value) -> impl Iterator<Item = (&String, &mut Vec<Value>)> {

@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{
+use super::metadata::{
     LABELS, annotation, metadata_entry, remove_annotation, remove_metadata_entry, set_annotation,
     set_metadata_entry,
 };

@@ -3,7 +3,9 @@
 
 use proptest::prelude::*;
 
+use super::metadata::{ANNOTATIONS, set_metadata_entry};
 use super::*;
+use crate::validation::labels::MAX_ANNOTATIONS_BYTES;
 
 pub(super) mod vectors;
 

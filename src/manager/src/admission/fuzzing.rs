@@ -15,7 +15,7 @@ use super::{
     cloneset, container_recreate_request, deletion, image_pull_job, node_image, pod, reviews_json,
     sidecar_set,
 };
-use kruise_api::convert::PartialObject;
+use kruise_api::convert::partial::PartialObject;
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::{keys, names};
 use kruise_workload::pod_admission::MutationError;

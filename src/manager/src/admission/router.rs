@@ -29,7 +29,7 @@ use super::{
     Options, cloneset, container_recreate_request, deletion, disabling_gate, image_pull_job, node_image, pod,
     sidecar_set,
 };
-use kruise_api::convert::{self, PartialObject};
+use kruise_api::convert::{self, partial::PartialObject};
 use kruise_api::json::estimate_memory;
 use kruise_api::validation::{MAX_FIELD_CHARS, truncate};
 use kruise_api::{Kind, keys, names};
