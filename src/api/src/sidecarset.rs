@@ -94,11 +94,11 @@ pub struct SidecarSetSpec {
     pub namespace_selector: Option<LabelSelector>,
     /// Init containers. Absent and empty differ in hashes, here and below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::containers")]
+    #[schemars(schema_with = "schema::containers::<SidecarContainer>")]
     pub init_containers: Option<Vec<SidecarContainer>>,
     /// Containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::containers")]
+    #[schemars(schema_with = "schema::containers::<SidecarContainer>")]
     pub containers: Option<Vec<SidecarContainer>>,
     /// Volumes that the containers may mount, each as `core/v1.Volume`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,7 +119,7 @@ pub struct SidecarSetSpec {
     pub revision_history_limit: Option<i32>,
     /// Annotations for the Pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::metadata_patches")]
+    #[schemars(schema_with = "schema::metadata_patches::<SidecarSetPatchPodMetadata>")]
     pub patch_pod_metadata: Option<Vec<SidecarSetPatchPodMetadata>>,
     /// Name of the current version, by which it can be injected later.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -151,7 +151,7 @@ pub struct SidecarContainer {
     pub share_volume_device_policy: Option<ShareVolumePolicy>,
     /// Environment variables that it takes over from containers of the Pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "schema::transfer_env")]
+    #[schemars(schema_with = "schema::transfer_env::<TransferEnvVar>")]
     pub transfer_env: Vec<TransferEnvVar>,
     /// Resources computed from those of the Pod's containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -4,7 +4,6 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use super::{MAX_LABEL_CHARS, into_schema, label_selector_json, short_keys};
-use crate::sidecarset::{SidecarContainer, SidecarSetPatchPodMetadata, TransferEnvVar};
 
 /// Containers, or init containers, of one set: more than a Pod runs.
 const MAX_CONTAINERS: usize = 256;
@@ -62,18 +61,18 @@ pub(crate) fn containers_mode(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Containers to inject, of which the API server keeps every field.
-pub(crate) fn containers(generator: &mut SchemaGenerator) -> Schema {
-    list_of::<SidecarContainer>(generator, MAX_CONTAINERS)
+pub(crate) fn containers<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    list_of::<T>(generator, MAX_CONTAINERS)
 }
 
 /// Environment variables of other containers.
-pub(crate) fn transfer_env(generator: &mut SchemaGenerator) -> Schema {
-    list_of::<TransferEnvVar>(generator, MAX_VARIABLES)
+pub(crate) fn transfer_env<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    list_of::<T>(generator, MAX_VARIABLES)
 }
 
 /// Patches of Pods' metadata.
-pub(crate) fn metadata_patches(generator: &mut SchemaGenerator) -> Schema {
-    list_of::<SidecarSetPatchPodMetadata>(generator, MAX_PATCHES)
+pub(crate) fn metadata_patches<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    list_of::<T>(generator, MAX_PATCHES)
 }
 
 /// Volumes, each as `core/v1.Volume`, of which the API server keeps every field.
