@@ -6,8 +6,7 @@ use std::future::pending;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::RETRY_BACKOFF;
-use super::instant_after;
+use super::retry::{RETRY_BACKOFF, instant_after};
 use kruise_ops::panics::catch_panic_sync;
 
 /// Changes whose handler panicked, by object. Each is retried after a pause that doubles from 0.2 s to 30 s, or before

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use crate::MAX_RETRY_AFTER;
+use crate::retry::MAX_RETRY_AFTER;
 use kruise_api::names;
 use kruise_ops::panics::Panicked;
 

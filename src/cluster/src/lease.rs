@@ -19,7 +19,8 @@ use kube::{Api, Resource, ResourceExt};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Change, Clock, Cluster, Error, Fence, instant_after, watch, write};
+use super::retry::instant_after;
+use super::{Change, Clock, Cluster, Error, Fence, watch, write};
 use kruise_ops::Watches;
 pub use standby::Standby;
 use standby::StandbyReporter;

@@ -4,15 +4,12 @@
 //! Out: a client whose calls have deadlines and metrics, stores of watched kinds, the API server's clock, and an event
 //!      recorder that never blocks its caller.
 
-use kruise_api::backoff::Backoff;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::future::BoxFuture;
 use kube::api::ListParams;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::time::Instant;
 
 use kruise_ops::Watches;
 
@@ -30,6 +27,7 @@ mod overload;
 pub mod page;
 pub mod pod_template;
 pub mod queue;
+mod retry;
 mod token_file;
 pub mod watch;
 mod watch_events;
@@ -183,15 +181,4 @@ impl Cluster {
             options,
         }
     }
-}
-
-/// Used after failed reconciles and lists, unless the API server requests a longer pause.
-const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
-/// Longest pause that the API server may request.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
-
-/// `from` plus `by`, but at most ten years later; `from` itself if the clock cannot represent that.
-fn instant_after(from: Instant, by: Duration) -> Instant {
-    const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-    from.checked_add(by.min(MAX_DELAY)).unwrap_or(from)
 }

@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Error, instant_after};
-use crate::RETRY_BACKOFF;
+use super::Error;
+use super::retry::{RETRY_BACKOFF, instant_after};
 use kruise_ops::Progress;
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};

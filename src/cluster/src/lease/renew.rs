@@ -7,7 +7,8 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::{Election, HeldLease, LeaseLost, holder};
-use crate::{Error, instant_after, write};
+use crate::retry::instant_after;
+use crate::{Error, write};
 use kruise_ops::progress::ProgressStep;
 
 /// Timeout of one request to release the Lease: at shutdown the process has two seconds in total.

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::ObjectSink;
-use crate::RETRY_BACKOFF;
+use crate::retry::RETRY_BACKOFF;
 use crate::{Error, page};
 use kruise_ops::metrics::metrics;
 use kruise_ops::watches::WatchHandle;

@@ -16,7 +16,8 @@ use tokio::time::Instant;
 use tower::service_fn;
 
 use super::*;
-use crate::{Key, MAX_RETRY_AFTER, Store, watch::new_reflector};
+use crate::retry::MAX_RETRY_AFTER;
+use crate::{Key, Store, watch::new_reflector};
 use kruise_ops::Watches;
 
 /// The response to a request.
