@@ -3,81 +3,31 @@
 //! A store keeps the projection of each object and sends each change to its subscribers. The objects themselves are
 //! dropped at the watch, so a node of a thousand Pods costs kilobytes.
 
+mod key;
 mod lenient;
 mod reflector;
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::ListParams;
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, watch};
 
+pub use self::key::Key;
 pub(super) use self::lenient::Lenient;
 use self::lenient::ObjectIdentity;
 pub use self::lenient::ObjectView;
-use self::reflector::Reflector;
-use super::EventRecorder;
+use self::reflector::{ObjectSink, Reflector};
+use super::{EventRecorder, EventType};
+use kruise_api::keys;
 use kruise_ops::panics::{Panicked, catch_panic_sync};
 use kruise_ops::watches::WatchHandle;
-
-/// Identifies an object of one kind.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
-    /// Namespace, `None` for cluster-scoped kinds.
-    pub namespace: Option<String>,
-    /// Name of the object.
-    pub name: String,
-}
-
-impl Key {
-    /// The key of a namespaced object.
-    pub fn namespaced(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self {
-            namespace: Some(namespace.into()),
-            name: name.into(),
-        }
-    }
-
-    /// The key of another object of the same namespace.
-    #[must_use]
-    pub fn with_name(&self, name: &str) -> Self {
-        Self {
-            namespace: self.namespace.clone(),
-            name: name.to_owned(),
-        }
-    }
-
-    /// The key of a cluster-scoped object.
-    pub fn cluster_scoped(name: impl Into<String>) -> Self {
-        Self {
-            namespace: None,
-            name: name.into(),
-        }
-    }
-
-    /// The key of `object`.
-    pub fn from_object<K: kube::Resource>(object: &K) -> Self {
-        Self {
-            namespace: object.namespace(),
-            name: object.name_any(),
-        }
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.namespace {
-            Some(namespace) => write!(f, "{namespace}/{}", self.name),
-            None => f.write_str(&self.name),
-        }
-    }
-}
 
 /// One object was added, changed or deleted. In the first list, and for what a reconnect delivers again, `old` is
 /// `None`.
@@ -281,22 +231,6 @@ where
     (store, task)
 }
 
-/// Receives the objects of a list and its watches, as the API server sends them. One [`Reflector`] serves all kinds.
-trait ObjectSink: Send {
-    /// A list begins.
-    fn begin_list(&mut self);
-    /// The list in progress contains this object.
-    fn add_listed(&mut self, text: &RawValue) -> serde_json::Result<()>;
-    /// The list is complete: objects that were not in it are deleted.
-    fn end_list(&mut self);
-    /// An object was added or changed; returns its version.
-    fn upsert(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
-    /// An object was deleted; returns its version.
-    fn remove(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
-    /// Size of all stored objects as the API server sent them.
-    fn bytes(&self) -> usize;
-}
-
 /// Reads objects as an `R`, and reports those that cannot be used.
 struct ObjectDecoder<R, T, F> {
     writer: StoreWriter<T, F>,
@@ -305,11 +239,47 @@ struct ObjectDecoder<R, T, F> {
 }
 
 impl<R: ObjectView, T, F> ObjectDecoder<R, T, F> {
+    /// The object. One that cannot be read is left out, with a log line and a warning event on it.
+    fn ok_or_report(&self, named: &ObjectIdentity, object: Lenient<R>) -> Option<R> {
+        let why = match object.into_result() {
+            Ok(object) => return Some(object),
+            Err(why) => why,
+        };
+        self.report_unreadable(
+            named,
+            format!("cannot parse this object, so it is ignored until it is changed: {why}"),
+        );
+        None
+    }
+
     fn report_panic(&self, named: &ObjectIdentity, result: Result<(), Panicked>) {
         if let Err(panic) = result {
-            named.report_unreadable::<R>(
-                self.events.as_ref(),
-                &format!("cannot process this object, so it counts as it was until it is changed: {panic}"),
+            self.report_unreadable(
+                named,
+                format!("cannot process this object, so it counts as it was until it is changed: {panic}"),
+            );
+        }
+    }
+
+    /// Reports why the object cannot be used, in the log and as a warning event on it.
+    fn report_unreadable(&self, named: &ObjectIdentity, why: String) {
+        let kind = R::Kind::kind(&());
+        tracing::warn!(%kind, name = named.name, namespace = named.namespace, why, "object is unreadable");
+        let reference = ObjectReference {
+            api_version: Some(R::Kind::api_version(&()).into_owned()),
+            kind: Some(kind.into_owned()),
+            name: Some(named.name.clone()),
+            namespace: named.namespace.clone(),
+            uid: named.uid.clone(),
+            ..ObjectReference::default()
+        };
+        if let Some(events) = &self.events {
+            events.publish(
+                reference,
+                EventType::Warning,
+                keys::EVENT_UNREADABLE,
+                "Reading",
+                why,
             );
         }
     }
@@ -328,9 +298,8 @@ where
     fn add_listed(&mut self, text: &RawValue) -> serde_json::Result<()> {
         let object: Lenient<R> = serde_json::from_str(text.get())?;
         let (key, named, bytes) = (object.key(), object.identity(), object.bytes());
-        let result = self
-            .writer
-            .add_listed(key, object.ok_or_report(self.events.as_ref()), bytes);
+        let object = self.ok_or_report(&named, object);
+        let result = self.writer.add_listed(key, object, bytes);
         self.report_panic(&named, result);
         Ok(())
     }
@@ -343,9 +312,8 @@ where
         let object: Lenient<R> = serde_json::from_str(text.get())?;
         let (key, named, bytes) = (object.key(), object.identity(), object.bytes());
         let version = object.version();
-        let result = self
-            .writer
-            .upsert(key, object.ok_or_report(self.events.as_ref()), bytes);
+        let object = self.ok_or_report(&named, object);
+        let result = self.writer.upsert(key, object, bytes);
         self.report_panic(&named, result);
         Ok(version)
     }

@@ -4,15 +4,12 @@
 //! that does not fit into `int32`, or unknown fields, nested deeper than any parser follows. One such object would
 //! break the watch of its kind for the whole cluster.
 
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::Key;
-use crate::{EventRecorder, EventType};
-use kruise_api::keys;
 use kruise_ops::panics::catch_panic_sync;
 
 /// The type that an object is read as: that of its kind, or one that leaves parts of it unread.
@@ -58,19 +55,6 @@ impl<R: ObjectView> Lenient<R> {
         self.identity.resource_version.clone()
     }
 
-    /// The object. One that cannot be read is left out, with a log line and a warning event on it.
-    pub fn ok_or_report(self, events: Option<&EventRecorder>) -> Option<R> {
-        let why = match self.object {
-            Ok(object) => return Some(object),
-            Err(why) => why,
-        };
-        self.identity.report_unreadable::<R>(
-            events,
-            &format!("cannot parse this object, so it is ignored until it is changed: {why}"),
-        );
-        None
-    }
-
     pub fn identity(&self) -> ObjectIdentity {
         self.identity.clone()
     }
@@ -79,35 +63,10 @@ impl<R: ObjectView> Lenient<R> {
 /// Identifies an object that may be unreadable.
 #[derive(Clone, Debug)]
 pub(crate) struct ObjectIdentity {
-    name: String,
-    namespace: Option<String>,
-    uid: Option<String>,
+    pub name: String,
+    pub namespace: Option<String>,
+    pub uid: Option<String>,
     resource_version: Option<String>,
-}
-
-impl ObjectIdentity {
-    /// Reports why the object cannot be used, in the log and as a warning event on it.
-    pub fn report_unreadable<R: ObjectView>(&self, events: Option<&EventRecorder>, why: &str) {
-        let kind = R::Kind::kind(&());
-        tracing::warn!(%kind, name = self.name, namespace = self.namespace, why, "object is unreadable");
-        let reference = ObjectReference {
-            api_version: Some(R::Kind::api_version(&()).into_owned()),
-            kind: Some(kind.into_owned()),
-            name: Some(self.name.clone()),
-            namespace: self.namespace.clone(),
-            uid: self.uid.clone(),
-            ..ObjectReference::default()
-        };
-        if let Some(events) = events {
-            events.publish(
-                reference,
-                EventType::Warning,
-                keys::EVENT_UNREADABLE,
-                "Reading",
-                why.to_owned(),
-            );
-        }
-    }
 }
 
 #[derive(Deserialize)]
@@ -256,7 +215,7 @@ mod tests {
                 K::kind(&())
             );
             let one: Lenient<K> = serde_json::from_str(&text).unwrap();
-            let labels = one.ok_or_report(None).and_then(|k| k.meta().labels.clone());
+            let labels = one.into_result().ok().and_then(|k| k.meta().labels.clone());
             labels.is_some_and(|labels| labels["managedFields"] == "x")
         }
         for fields in [

@@ -17,7 +17,6 @@ use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::ObjectSink;
 use crate::retry::RETRY_BACKOFF;
 use crate::{Error, page};
 use kruise_ops::metrics::metrics;
@@ -34,6 +33,22 @@ const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 const MAX_PAGE_FACTOR: u32 = 256;
 /// A watch that ends earlier than this, without an event, has failed; as in client-go.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
+
+/// Receives the objects of a list and its watches, as the API server sends them. One [`Reflector`] serves all kinds.
+pub(super) trait ObjectSink: Send {
+    /// A list begins.
+    fn begin_list(&mut self);
+    /// The list in progress contains this object.
+    fn add_listed(&mut self, text: &RawValue) -> serde_json::Result<()>;
+    /// The list is complete: objects that were not in it are deleted.
+    fn end_list(&mut self);
+    /// An object was added or changed; returns its version.
+    fn upsert(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
+    /// An object was deleted; returns its version.
+    fn remove(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
+    /// Size of all stored objects as the API server sent them.
+    fn bytes(&self) -> usize;
+}
 
 /// Keeps one store up to date.
 pub(super) struct Reflector {
