@@ -4,6 +4,7 @@
 //! ones are combined, and the rate per object is limited (`correlator`).
 
 mod correlator;
+mod key;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,26 +19,10 @@ use tokio::sync::mpsc;
 
 use super::{Clock, Error, write};
 use correlator::{EventCorrelator, FifoCache};
+use key::EventKey;
+pub use key::EventType;
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics::catch_panic;
-
-/// Type of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum EventType {
-    /// Normal operation.
-    Normal,
-    /// A user should check.
-    Warning,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct EventKey {
-    component: Arc<str>,
-    uid: String,
-    type_: EventType,
-    reason: String,
-    note: String,
-}
 
 struct PendingEvent {
     object: ObjectReference,

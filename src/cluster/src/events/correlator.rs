@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::time::{Duration, Instant};
 
-use super::{EventKey, EventType};
+use super::key::{EventKey, EventType};
 
 /// Number of different notes of one reason that an object gets within [`SIMILAR_WINDOW`]; later ones are one event with
 /// the latest note.
