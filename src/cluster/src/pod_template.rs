@@ -15,10 +15,14 @@ use serde_json::{Value, json};
 use super::{Cluster, Error, write};
 use by_name::ByName;
 use kruise_api::json::set;
-use kruise_ops::{FeatureGate, FeatureGates};
 
 mod by_name;
 pub mod defaulting;
+mod dropped;
+
+pub use defaulting::Defaulting;
+use dropped::collect_dropped_fields;
+pub use dropped::dropped_fields;
 
 /// A Pod template and the claim templates that belong to it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -65,27 +69,6 @@ pub enum DryRunResult {
     /// They are invalid, in the API server's words: fields of an object that has the templates as `spec.template` and
     /// `spec.volumeClaimTemplates`, their values, and what is wrong with them.
     Invalid(String),
-}
-
-/// Which defaults are stored in templates.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Defaulting {
-    /// Whether no defaults are stored (gate `TemplateNoDefaults`).
-    pub disabled: bool,
-    /// Whether ports of a Pod on the host's network default to host ports (gate
-    /// `DefaultHostNetworkHostPortsInPodTemplates`).
-    pub host_ports: bool,
-}
-
-impl Defaulting {
-    /// The defaulting that the feature gates select.
-    #[must_use]
-    pub fn from_gates(gates: &FeatureGates) -> Self {
-        Self {
-            disabled: gates.enabled(FeatureGate::TemplateNoDefaults),
-            host_ports: gates.enabled(FeatureGate::DefaultHostNetworkHostPortsInPodTemplates),
-        }
-    }
 }
 
 /// Validates the templates with the API server and gets its defaults, of which those that OpenKruise fills in are kept,
@@ -299,47 +282,6 @@ fn apply_answer(
         },
         unknown_fields: unknown,
         dropped,
-    }
-}
-
-/// Fields that are set in `before` and missing in `after`.
-#[must_use]
-pub fn dropped_fields(before: &Value, after: &Value) -> Vec<String> {
-    let mut found = Vec::new();
-    collect_dropped_fields(before, after, "spec.template", &mut found);
-    found
-}
-
-/// Collects fields that were set and are missing now.
-fn collect_dropped_fields(before: &Value, after: &Value, path: &str, fields: &mut Vec<String>) {
-    match (before, after) {
-        (Value::Object(before), Value::Object(after)) => {
-            for (key, value) in before.iter().filter(|(_, value)| is_set(value)) {
-                let path = format!("{path}.{key}");
-                match after.get(key) {
-                    Some(after) => collect_dropped_fields(value, after, &path, fields),
-                    None => fields.push(path),
-                }
-            }
-        }
-        (Value::Array(before), Value::Array(after)) => {
-            for (at, (before, after)) in before.iter().zip(after).enumerate() {
-                collect_dropped_fields(before, after, &format!("{path}[{at}]"), fields);
-            }
-        }
-        _ => {}
-    }
-}
-
-/// Go omits what is null, empty, zero or false.
-fn is_set(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => false,
-        Value::Number(number) => number.as_f64() != Some(0.0),
-        Value::String(text) => !text.is_empty(),
-        Value::Array(items) => !items.is_empty(),
-        Value::Object(fields) => fields.values().any(is_set),
-        Value::Bool(true) => true,
     }
 }
 

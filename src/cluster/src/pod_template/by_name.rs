@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::is_set;
+use super::dropped::is_set;
 
 /// Items of a list, by name. Those of one name keep their order: a volume may be mounted twice.
 #[derive(Default)]

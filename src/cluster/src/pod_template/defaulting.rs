@@ -3,7 +3,28 @@
 
 use serde_json::{Value, json};
 
-use super::Defaulting;
+use kruise_ops::{FeatureGate, FeatureGates};
+
+/// Which defaults are stored in templates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Defaulting {
+    /// Whether no defaults are stored (gate `TemplateNoDefaults`).
+    pub disabled: bool,
+    /// Whether ports of a Pod on the host's network default to host ports (gate
+    /// `DefaultHostNetworkHostPortsInPodTemplates`).
+    pub host_ports: bool,
+}
+
+impl Defaulting {
+    /// The defaulting that the feature gates select.
+    #[must_use]
+    pub fn from_gates(gates: &FeatureGates) -> Self {
+        Self {
+            disabled: gates.enabled(FeatureGate::TemplateNoDefaults),
+            host_ports: gates.enabled(FeatureGate::DefaultHostNetworkHostPortsInPodTemplates),
+        }
+    }
+}
 
 /// Defaults of volumes that the API server sets and OpenKruise does not.
 const VOLUME_DEFAULTS: [(&str, &[&str]); 6] = [
