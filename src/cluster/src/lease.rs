@@ -76,6 +76,12 @@ struct ObservedLease {
     observed_at: Instant,
 }
 
+impl ObservedLease {
+    fn holder(&self) -> Option<&String> {
+        holder(&self.lease)
+    }
+}
+
 impl Election {
     /// A candidate named `identity`, which must differ between processes. `fence` is open while the Lease is ours by
     /// our clock.
@@ -137,14 +143,14 @@ impl Election {
                         }
                         None => observed.as_ref().map_or_else(Instant::now, |last| self.creatable_at(last)),
                     };
-                    reporter.on_lease(observed.as_ref());
+                    reporter.on_holder(observed.as_ref().and_then(ObservedLease::holder));
                 }
                 () = tokio::time::sleep_until(next_attempt) => {
                     let retry_at = instant_after(Instant::now(), self.timing.retry_period());
                     next_attempt = match self.try_acquire(&mut observed).await {
                         Ok(Some(held)) => return held,
                         Ok(None) => {
-                            reporter.on_lease(observed.as_ref());
+                            reporter.on_holder(observed.as_ref().and_then(ObservedLease::holder));
                             let available_at = observed.as_ref().map(|lease| self.available_at(lease));
                             available_at.map_or(retry_at, |at| at.max(retry_at))
                         }

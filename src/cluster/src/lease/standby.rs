@@ -1,6 +1,5 @@
 //! Reports why a candidate does not lead.
 
-use super::ObservedLease;
 use crate::Error;
 
 /// Why a candidate does not lead.
@@ -32,9 +31,8 @@ impl<'a, F: FnMut(Standby<'_>)> StandbyReporter<'a, F> {
         }
     }
 
-    /// Takes the observed state of the Lease.
-    pub fn on_lease(&mut self, observed: Option<&ObservedLease>) {
-        let holder = observed.and_then(|observed| super::holder(&observed.lease));
+    /// Takes the observed holder of the Lease.
+    pub fn on_holder(&mut self, holder: Option<&String>) {
         let Some(leader) = holder.filter(|holder| *holder != self.identity) else {
             return;
         };
