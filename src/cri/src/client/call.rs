@@ -11,6 +11,12 @@ use super::convert::truncate_message;
 use crate::Error;
 use kruise_ops::metrics::metrics;
 
+/// Timeout of a call that only reads or stops something.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The longest response that is read; lists on full nodes exceed gRPC's 4 MiB.
+pub(super) const MAX_RESPONSE_BYTES: usize = 16 << 20;
+
 /// How much longer the client waits than the deadline sent to the runtime, so that the runtime's own answer can win.
 const DEADLINE_MARGIN: Duration = Duration::from_millis(500);
 

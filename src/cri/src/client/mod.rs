@@ -24,7 +24,7 @@ use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use self::call::Call;
+use self::call::{CALL_TIMEOUT, Call, MAX_RESPONSE_BYTES};
 use self::containerd::ContentStore;
 use self::pins::ImageRecords;
 use super::{
@@ -32,12 +32,8 @@ use super::{
     PullCause, PullRequest, Runtime, Version,
 };
 
-/// Timeout of a call that only reads or stops something.
-const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of each of the two calls that check a socket which was just found.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest response that is read; lists on full nodes exceed gRPC's 4 MiB.
-const MAX_RESPONSE_BYTES: usize = 16 << 20;
 /// The longest verbose response that is read: it contains text of a Pod's or an image's author, several run
 /// concurrently, and the whole process fits into 64 MiB.
 const MAX_VERBOSE_BYTES: usize = 2 << 20;

@@ -13,9 +13,8 @@ use prost_types::FieldMask;
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
-use super::call::Call;
+use super::call::{CALL_TIMEOUT, Call, MAX_RESPONSE_BYTES};
 use super::containerd::in_namespace;
-use super::{CALL_TIMEOUT, MAX_RESPONSE_BYTES};
 use crate::{Error, ImagePins};
 
 /// The label, with this value, of an image that is pinned.
