@@ -20,19 +20,13 @@ pub mod secure_metrics;
 pub mod supervise;
 pub mod traces;
 pub mod upstream_flags;
+mod version;
 pub mod watches;
-
-/// The version of these programs.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The commit that they were built from, or `unknown`.
-pub const COMMIT: &str = env!("KRUISE_COMMIT");
-/// Both, as `--version` shows them.
-pub const VERSION_AND_COMMIT: &str =
-    concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("KRUISE_COMMIT"), ")");
 
 pub use gates::{FeatureGate, FeatureGates};
 pub use health::Health;
 pub use process::raise_open_file_limit;
 pub use progress::Progress;
 pub use supervise::Supervisor;
+pub use version::{COMMIT, VERSION, VERSION_AND_COMMIT};
 pub use watches::Watches;
