@@ -410,6 +410,26 @@ fn failed_reviews_of_each_webhook_are_counted_from_the_start() {
     assert!(expected.len() > 15, "{expected:?}");
 }
 
+/// Otherwise what exists only on Linux breaks the plugin's build on another system at the release.
+#[test]
+fn plugin_is_checked_on_each_system_of_a_release() {
+    let (ci, release) = (workflow("ci.yml"), workflow("release.yml"));
+    let runners = release["jobs"]["build-plugin"]["strategy"]["matrix"]["include"].as_array();
+    let runners = runners.unwrap().iter().map(|include| &include["runner"]);
+    let others: Vec<&Value> = runners
+        .filter(|runner| !runner.as_str().unwrap().starts_with("ubuntu-"))
+        .collect();
+    assert!(!others.is_empty());
+    for runner in others {
+        let is_check = |step: &Value| step["run"] == "cargo check --locked --package kubectl-kruise";
+        let mut jobs = ci["jobs"].as_object().unwrap().values();
+        assert!(
+            jobs.any(|job| job["runs-on"] == *runner && steps(job).any(is_check)),
+            "{runner}"
+        );
+    }
+}
+
 /// A script sees the variables of its own step, of its job and of the workflow, and no others.
 #[test]
 fn workflow_scripts_use_variables_that_are_set() {

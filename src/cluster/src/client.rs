@@ -123,13 +123,16 @@ fn connector(config: &Config) -> HttpConnector {
     tcp.set_keepalive(Some(TCP_KEEPALIVE));
     tcp.set_keepalive_interval(Some(TCP_KEEPALIVE / 3));
     tcp.set_keepalive_retries(Some(3));
+    #[cfg(target_os = "linux")]
     tcp.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
     tcp
 }
 
 /// How long a connection may be silent before a keep-alive probe is sent.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
-/// How long sent data may remain unacknowledged. Without it the kernel tries for some 15 minutes.
+/// How long sent data may remain unacknowledged. Without it the kernel tries for some 15 minutes. macOS, for which there
+/// is a plugin, has no such option.
+#[cfg(target_os = "linux")]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of a connection, including its TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
