@@ -430,6 +430,27 @@ fn plugin_is_checked_on_each_system_of_a_release() {
     }
 }
 
+/// A package of an old list may not exist any more.
+#[test]
+fn workflows_update_the_lists_of_packages_first() {
+    let mut installs = 0;
+    for file in WORKFLOWS {
+        for step in workflow(file)["jobs"]
+            .as_object()
+            .unwrap()
+            .values()
+            .flat_map(steps)
+        {
+            let script = step["run"].as_str().unwrap_or_default();
+            if let Some((before, _)) = script.split_once("apt-get install") {
+                assert!(before.contains("apt-get update"), "{file}: {script}");
+                installs += 1;
+            }
+        }
+    }
+    assert!(installs > 0);
+}
+
 /// A script sees the variables of its own step, of its job and of the workflow, and no others.
 #[test]
 fn workflow_scripts_use_variables_that_are_set() {
