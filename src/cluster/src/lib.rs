@@ -112,7 +112,8 @@ impl Cluster {
     }
 
     /// The same for a kind that some of the work does not need: the process is ready once it is listed or refused, and
-    /// stays so.
+    /// stays so. An object that cannot be read is left out with only a log line, because the account of the webhooks may
+    /// create no events.
     pub fn reflector_for_start<R, T>(
         &self,
         api: Api<R::Kind>,
@@ -124,7 +125,7 @@ impl Cluster {
         T: PartialEq + Send + Sync + 'static,
     {
         let watch = self.watches.register_for_start(&R::Kind::kind(&()));
-        watch::new_reflector(api, list_params, Some(self.events.clone()), watch, project)
+        watch::new_reflector(api, list_params, None, watch, project)
     }
 
     /// The same cluster with its own connections, which carry nothing once `fence` is closed, events included.

@@ -17,7 +17,7 @@ use tower::service_fn;
 
 use super::*;
 use crate::retry::MAX_RETRY_AFTER;
-use crate::{Key, Store, watch::new_reflector};
+use crate::{Cluster, Key, Store, watch::new_reflector};
 use kruise_ops::Watches;
 
 /// The response to a request.
@@ -566,4 +566,34 @@ async fn watches_that_began_together_end_at_different_times() {
         })
         .collect();
     assert!(requested.len() > 1, "{requested:?}");
+}
+
+/// The account of the webhooks may create no events; the controllers watch the same kinds and publish them.
+#[tokio::test(start_paused = true)]
+async fn stores_of_webhooks_publish_no_event_about_an_unreadable_object() {
+    for is_of_webhooks in [true, false] {
+        let mut unreadable = config_map("a", "5");
+        unreadable["data"] = json!(3);
+        let list = json!({ "apiVersion": "v1", "kind": "ConfigMapList", "items": [unreadable],
+            "metadata": { "resourceVersion": "5" } });
+        let server = Arc::new(Mutex::new(FakeApiServer {
+            responses: vec![Object(200, list), WatchThenIdle(Vec::new())],
+            requests: Vec::new(),
+            start: Instant::now(),
+        }));
+        let cluster = Cluster::from_client(client(&server));
+        let api = Api::<ConfigMap>::namespaced(cluster.client.clone(), "ns");
+        let (store, task) = if is_of_webhooks {
+            cluster.reflector_for_start(api, ListParams::default(), Some::<ConfigMap>)
+        } else {
+            cluster.reflector(api, ListParams::default(), Some::<ConfigMap>)
+        };
+        let task = tokio::spawn(task);
+        store.wait_until_synced().await;
+        sleep(Duration::from_secs(1)).await;
+        let requests = server.lock().unwrap().requests.clone();
+        let has_event = requests.iter().any(|(_, uri)| uri.contains("/events"));
+        assert_eq!((store.len(), has_event), (0, !is_of_webhooks), "{requests:?}");
+        task.abort();
+    }
 }
