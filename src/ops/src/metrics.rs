@@ -248,7 +248,7 @@ impl Metrics {
         );
         r.register(
             "workqueue_retries",
-            "Reconciles that failed and are repeated",
+            "Reconciles that failed and are retried",
             self.queue_retries.series.clone(),
         );
     }
@@ -285,7 +285,7 @@ impl Metrics {
         );
         r.register(
             "panics",
-            "Panics that ended one request or one pass",
+            "Panics that ended one request or one reconcile",
             self.panics.series.clone(),
         );
         r.register(
@@ -395,10 +395,10 @@ impl Metrics {
             self.certificate_expiration.clone(),
         );
         let passes = self.cloneset_passes.series.clone();
-        r.register_with_unit("cloneset_pass", "Passes over a CloneSet", Unit::Seconds, passes);
+        r.register_with_unit("cloneset_pass", "Reconciles of a CloneSet", Unit::Seconds, passes);
         r.register(
             "cloneset_acts",
-            "What is done about CloneSets",
+            "Actions on CloneSets",
             self.cloneset_acts.series.clone(),
         );
         r.register(

@@ -91,7 +91,7 @@ pub fn start(supervisor: &mut Supervisor, options: &TraceOptions, service: &str,
     if TRACER.set(tracer).is_err() {
         return;
     }
-    tracing::info!(collector = %endpoint, rate_per_million = options.rate_per_million, "sends traces");
+    tracing::info!(collector = %endpoint, rate_per_million = options.rate_per_million, "sending traces");
     let exporter = Exporter::new(endpoint, service, instance, finished);
     let sending = exporter.run(supervisor.shutdown.clone());
     supervisor.spawn("traces", async move {

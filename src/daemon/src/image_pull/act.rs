@@ -319,7 +319,7 @@ async fn pull_once(
                 Ok(None) => {}
                 // Returning cancels the pull.
                 Err(error @ Error::Pull { .. }) => return Err(error),
-                Err(error) => tracing::debug!(image = request.image, %error, "no bytes"),
+                Err(error) => tracing::debug!(image = request.image, %error, "cannot read the progress of the pull"),
             },
         }
     }

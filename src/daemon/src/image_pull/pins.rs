@@ -249,7 +249,7 @@ async fn unpin_ended(ctx: &Context) -> Option<Duration> {
         // A runtime that reports itself as containerd and has no such service has no pins of ours.
         Err(Error::Unimplemented { .. }) => None,
         Err(error) => {
-            tracing::warn!(%error, "could not look for images whose pin has ended; it is repeated");
+            tracing::warn!(%error, "could not look for images whose pin has ended; will retry");
             Some(RETRY_PAUSE)
         }
     }

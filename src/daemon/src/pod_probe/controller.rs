@@ -404,7 +404,7 @@ impl PodProbeController {
                 };
                 let pause = error.retry_after().unwrap_or_default().max(backoff);
                 if self.failures == 0 {
-                    tracing::warn!(%error, ?pause, "could not write the NodePodProbe's status; it is repeated");
+                    tracing::warn!(%error, ?pause, "could not write the NodePodProbe's status; will retry");
                 }
                 self.failures = self.failures.saturating_add(1);
                 self.retry_at = Some(Instant::now() + pause);

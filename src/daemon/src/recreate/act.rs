@@ -236,7 +236,7 @@ impl StopTask {
                 return Ok(());
             }
             Err(hook::Error::Exec(error @ cri::Error::Unreachable { .. })) => {
-                tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container, %error, "preStop hook broken off; it runs again");
+                tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container, %error, "preStop hook interrupted; will run it again");
                 return Err(error);
             }
             Err(error) => error,

@@ -225,7 +225,7 @@ impl PodReconciler {
             pod_observation = self.observe_pod(&requests, limit).await;
             if !matches!(&pod_observation, PodObservation::Present(now) if now.uid == uid) {
                 runtime_observation =
-                    RuntimeObservation::Unknown("the Pod has changed since it was asked".to_owned());
+                    RuntimeObservation::Unknown("the Pod has changed since the runtime answered".to_owned());
             }
         }
         let requests = self.refresh_requests(&requests);

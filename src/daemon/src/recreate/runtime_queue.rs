@@ -99,7 +99,7 @@ impl RuntimeQueue {
         );
         let Ok(_permit) = permit else {
             return Err(format!(
-                "the runtime at {} is still being asked for the containers of other Pods",
+                "the runtime at {} is still listing the containers of other Pods",
                 socket.display()
             ));
         };
@@ -211,7 +211,7 @@ mod tests {
             )
         };
         let (_, (answer, took)) = tokio::join!(join_all(pods), late);
-        let expected = "the runtime at /a is still being asked for the containers of other Pods";
+        let expected = "the runtime at /a is still listing the containers of other Pods";
         assert_eq!((answer, took), (Err(expected.to_owned()), seconds(2)));
 
         let began = Instant::now();

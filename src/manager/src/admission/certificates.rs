@@ -127,7 +127,7 @@ pub(super) async fn run_renewal(
             // Check after either of them.
             let _ = tokio::time::timeout(wait, changes.recv()).await;
             step.set_activity(
-                "looking after the certificates",
+                "checking the certificates",
                 write::REQUEST_TIMEOUT * 2 * (MAX_CONFLICTS + 1),
             );
             let known = bundle_tx.borrow().clone();

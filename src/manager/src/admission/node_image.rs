@@ -95,7 +95,7 @@ pub(super) fn validate_request(request: &Request) -> Decision {
                 errors.add(
                     format!("{field}.createdAt"),
                     &Value::Null,
-                    "when the tag was asked for",
+                    "when the tag was requested",
                 );
             }
             if tag["pullPolicy"]["ttlSecondsAfterFinished"].is_null() {

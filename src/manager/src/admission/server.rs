@@ -124,7 +124,7 @@ async fn serve_connection(
     tokio::pin!(connection);
     let result = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = no_review => return tracing::debug!(address = %caller.address, "a client asked for no review"),
+        () = no_review => return tracing::debug!(address = %caller.address, "a client sent no review"),
         () = either_cancelled(&shutdown, evicted) => {
             connection.as_mut().graceful_shutdown();
             connection.await

@@ -155,7 +155,7 @@ async fn create_request(
     if is_new {
         metrics().liveness_restarts.inc();
         let container = &failure.container;
-        tracing::info!(pod = %key, container, request = name, "restarts a container whose liveness probe failed");
+        tracing::info!(pod = %key, container, request = name, "restarting a container whose liveness probe failed");
         let note = format!("Container {container} failed liveness probe, will be restarted");
         let reference = container_reference(key, pod, container);
         let events = &ctx.cluster.events;

@@ -396,7 +396,7 @@ impl NodeImageWriter {
         let job = &pending_write.job.key;
         let (message, pause) = match result {
             Ok(awaits) => {
-                tracing::debug!(%job, %node, ?awaits, "NodeImage asked for the image");
+                tracing::debug!(%job, %node, ?awaits, "requested the image in the NodeImage");
                 index.write_succeeded(&pending_write.job, node, awaits);
                 return None;
             }

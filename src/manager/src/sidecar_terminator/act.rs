@@ -108,7 +108,7 @@ pub async fn create_request(
         "Kruise SidecarTerminator is trying to terminate sidecar [{}] using crr",
         containers.join(" ")
     );
-    tracing::info!(%pod, ?containers, "stops the sidecars of a Pod whose main containers have ended");
+    tracing::info!(%pod, ?containers, "stopping the sidecars of a Pod whose main containers have ended");
     publish(ctx, pod, uid, EVENT, note);
     Ok(())
 }
