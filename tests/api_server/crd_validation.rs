@@ -450,7 +450,13 @@ async fn printer_columns_and_short_names() {
 
 #[test]
 fn deploy_examples_are_valid() {
-    for example in ["containerrecreatejob", "imagepulljob", "imagelistpulljob", "pod"] {
+    for example in [
+        "containerrecreatejob",
+        "imagepulljob",
+        "imagelistpulljob",
+        "pod",
+        "podprobemarker",
+    ] {
         let file = format!("{}/../deploy/examples/{example}.yaml", env!("CARGO_MANIFEST_DIR"));
         shared_cluster()
             .plane
