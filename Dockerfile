@@ -9,15 +9,15 @@
 #
 #   buildah build --build-context build=FOLDER --target kruise-daemon .     where FOLDER/out has both programs
 #
-# Checked so with buildah, before the images had a licence and labels: each image is one layer of one file, the very
-# binary, and it runs alone in there. Of the first stage, checked on Debian bookworm outside a container: the build for
+# Checked so with buildah, before the images had a licence and labels: an image had one layer of one file, the very
+# binary, and it ran alone in there. Of the first stage, checked on Debian bookworm outside a container: the build for
 # amd64, and that compiler and flags make a static program for arm64 that runs. The stage as a whole has not been run yet.
 #
 # Which image of the compiler its tag means changes with Debian's updates. To build with the same one as a release, add
 # --build-arg RUST_IMAGE=rust:1.95-bookworm@sha256:…, with the digest in the release's provenance (SECURITY.md).
 ARG RUST_IMAGE=rust:1.95-bookworm
 
-# The builder runs on the machine's own platform and compiles for the one that is asked for.
+# The builder runs on the machine's own platform and compiles for the requested one.
 FROM --platform=$BUILDPLATFORM ${RUST_IMAGE} AS build
 ARG TARGETARCH
 RUN case "$TARGETARCH" in \
@@ -37,7 +37,7 @@ RUN rustup target add "$(cat /arch)-unknown-linux-gnu"
 COPY . .
 ENV CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=x86_64-linux-gnu-gcc \
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
-# What the programs log and `kruise_build_info` shows. It cannot be asked of git here: .dockerignore leaves .git out.
+# What the programs log and `kruise_build_info` shows. Git does not know it here: .dockerignore leaves .git out.
 ARG KRUISE_COMMIT
 # Neither a path of the builder nor a time is in the programs, as `cargo xtask reproduce` checks: without
 # SOURCE_DATE_EPOCH, the allocator's C code has the time of its compilation. Each program is built on its own, so that
