@@ -14,6 +14,7 @@ use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys::{CRR_NODE_NAME, node_label};
 use kruise_api::node_image::NodeImage;
 use kruise_api::node_pod_probe::NodePodProbe;
+use kruise_api::text::printable;
 use kruise_cluster::write;
 use kube::Api;
 use kube::api::ListParams;
@@ -21,8 +22,8 @@ use kube::api::ListParams;
 use super::client::{Connection, ScopeOptions, list};
 use super::error::Error;
 use super::output::{
-    Cell, OutputOptions, Tone, colours, json, print, print_while_read, reader_closed, stdout_pipe, table,
-    unread,
+    Cell, OutputOptions, Tone, colours, json, paint, print, print_while_read, reader_closed, stdout_pipe,
+    table, unread,
 };
 use super::signals::interrupted;
 use plan::{NodeStatus, Pull, Recreate};
@@ -109,7 +110,10 @@ async fn read(connection: &Connection, node: String) -> Result<NodeStatus, Error
         ..NodeStatus::default()
     };
     match image {
-        Ok(Some(image)) => (status.pulls, status.pulled) = plan::pulls(&image),
+        Ok(Some(image)) => {
+            status.runtime_error = plan::runtime_error(&image);
+            (status.pulls, status.pulled) = plan::pulls(&image);
+        }
         Ok(None) => status
             .errors
             .push(missing_node_image(connection, &status.node).await?),
@@ -162,6 +166,10 @@ async fn list_recreates(connection: &Connection, node: &str) -> Result<(Vec<Recr
 fn render(status: &NodeStatus, colours: bool) -> String {
     let unknown = |what: &str| status.errors.iter().any(|error| error.starts_with(what));
     let mut text = String::new();
+    if !status.runtime_error.is_empty() {
+        let error = printable(&status.runtime_error);
+        text += &format!("{}\n\n", paint(&error, Tone::Bad, colours));
+    }
     if unknown(NODE_IMAGE) {
         text += "Image pulls: unknown.\n";
     } else if status.pulls.is_empty() {
@@ -223,6 +231,17 @@ fn recreate_row(recreate: &Recreate) -> [Cell; 6] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runtime_that_does_not_answer_comes_first() {
+        let status = NodeStatus {
+            runtime_error: "container runtime is down:\nx".to_owned(),
+            ..NodeStatus::default()
+        };
+        let text = render(&status, false);
+        let expected = "container runtime is down:\\nx\n\nImage pulls: none;";
+        assert!(text.starts_with(expected), "{text}");
+    }
 
     #[test]
     fn what_could_not_be_read_is_unknown() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::image_reference::join_name_and_tag;
-use kruise_api::node_image::{ImagePullPhase, NodeImage};
+use kruise_api::node_image::{ImagePullPhase, NodeImage, RUNTIME_READY};
 use kruise_api::node_pod_probe::{NodePodProbe, ProbeState};
 use serde::Serialize;
 
@@ -19,6 +19,8 @@ use kruise_api::container_recreate_request::WAITING;
 pub struct NodeStatus {
     /// Name of the node.
     pub node: String,
+    /// Why no container runtime of the node answers; empty unless its daemon has reported that.
+    pub runtime_error: String,
     /// Images that are pulled, wait or have failed.
     pub pulls: Vec<Pull>,
     /// Number of images that are there.
@@ -113,6 +115,14 @@ pub fn pulls(object: &NodeImage) -> (Vec<Pull>, usize) {
     (pulls, pulled)
 }
 
+/// Why no container runtime of the node answers, if its daemon has reported that.
+pub fn runtime_error(object: &NodeImage) -> String {
+    let mut conditions = object.status.iter().flat_map(|status| &status.conditions);
+    let down = conditions.find(|condition| condition.type_ == RUNTIME_READY && condition.status == "False");
+    down.map(|condition| condition.message.clone())
+        .unwrap_or_default()
+}
+
 /// A request that is not finished or has failed.
 pub fn recreate(request: &ContainerRecreateRequest) -> Option<Recreate> {
     let status = request.status.clone().unwrap_or_default();
@@ -195,6 +205,26 @@ mod tests {
     }
 
     #[test]
+    fn runtime_that_does_not_answer_is_reported() {
+        let error_with = |conditions: Value| {
+            let object: NodeImage = serde_json::from_value(json!({
+                "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" },
+                "spec": {}, "status": { "desired": 0, "conditions": conditions },
+            }))
+            .unwrap();
+            runtime_error(&object)
+        };
+        let condition = |type_: &str, status: &str| {
+            json!({ "type": type_, "status": status, "reason": "x",
+            "message": "container runtime is down: x", "lastTransitionTime": "2026-01-01T00:00:00Z" })
+        };
+        assert_eq!(error_with(json!([])), "");
+        assert_eq!(error_with(json!([condition("RuntimeReady", "True")])), "");
+        let conditions = json!([condition("Other", "False"), condition("RuntimeReady", "False")]);
+        assert_eq!(error_with(conditions), "container runtime is down: x");
+    }
+
+    #[test]
     fn sidecar_that_was_stopped_for_good_is_no_failure() {
         let request = |name: &str| -> ContainerRecreateRequest {
             let condition = json!({ "type": "Failed", "status": "True", "reason": "ContainersFailed",
@@ -243,6 +273,7 @@ mod tests {
     fn document_has_the_names_of_the_manual() {
         let status = NodeStatus {
             node: "n".into(),
+            runtime_error: "r".into(),
             pulls: vec![Pull {
                 image: "i".into(),
                 phase: "Pulling".into(),
@@ -264,6 +295,7 @@ mod tests {
         };
         let document = json!({
             "node": "n",
+            "runtimeError": "r",
             "pulls": [{ "image": "i", "phase": "Pulling", "progress": 40, "startTime": "2026-01-01T00:00:00Z",
                 "message": "m" }],
             "pulled": 1,
