@@ -375,6 +375,13 @@ const EFFECTS: &[Effect] = &[
         r#""--socket-file=/hostvarrun/containerd/my.sock""#,
     ),
     (
+        "daemon.seLinuxOptions",
+        r#"{"type":"spc_t","level":"s0:c1"}"#,
+        DAEMON,
+        "POD/containers/0/securityContext/seLinuxOptions",
+        r#"{"type":"spc_t","level":"s0:c1"}"#,
+    ),
+    (
         "daemon.podLabels",
         r#"{"team":"a","control-plane":"b"}"#,
         DAEMON,
@@ -642,7 +649,7 @@ fn each_value_is_tested_and_documented() {
 }
 
 /// Value, and what the message names.
-const REFUSED: [(&str, &str, &str); 9] = [
+const REFUSED: [(&str, &str, &str); 10] = [
     (
         "managr.replicas",
         "2",
@@ -671,6 +678,11 @@ const REFUSED: [(&str, &str, &str); 9] = [
         "'/webhookConfiguration/timeoutSeconds'",
     ),
     ("daemon.socketLocation", r#""run""#, "'/daemon/socketLocation'"),
+    (
+        "daemon.seLinuxOptions",
+        r#"{"typ":"spc_t"}"#,
+        "additional properties 'typ' not allowed",
+    ),
     (
         "daemon.credentialProvider.enable",
         "true",
