@@ -286,6 +286,30 @@ fn release_pins_tools_and_lowers_the_owner() {
     assert!(!workflow.to_string().contains("github.repository_owner"));
 }
 
+/// The notes of a release are about its version only, and their links also work outside the repository.
+#[test]
+fn release_notes_are_those_of_the_version() {
+    let workflow = workflow("release.yml");
+    let script = steps(&workflow["jobs"]["draft"]).find_map(|step| step["run"].as_str());
+    // There is no release yet; the command that creates it prints its notes.
+    let gh = r#"gh() { [ "$2" = create ] && cat "${@: -1}"; }"#;
+    let script = format!("{gh}\n{}", script.unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let changelog = "# Changelog\n\n## v1.10.0\n\n* New, [a](docs/a.md#b), [c](https://c.example/d.md).\n\n## v1.1.0\n\n* Old\n";
+    std::fs::write(folder.path().join("CHANGELOG.md"), changelog).unwrap();
+    let output = Command::new("bash")
+        .args(["-eo", "pipefail", "-c", &script])
+        .current_dir(folder.path())
+        .env("GITHUB_REF_NAME", "v1.10.0")
+        .env("GITHUB_REPOSITORY", "owner/name")
+        .output()
+        .unwrap();
+    let notes = String::from_utf8(output.stdout).unwrap();
+    let expected =
+        "* New, [a](https://github.com/owner/name/blob/v1.10.0/docs/a.md#b), [c](https://c.example/d.md).";
+    assert_eq!((notes.trim(), output.status.success()), (expected, true));
+}
+
 /// Both images are described, and come with the licence.
 #[test]
 fn images_have_labels_and_the_license() {
