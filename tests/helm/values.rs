@@ -80,7 +80,7 @@ const EFFECTS: &[Effect] = &[
         r#""r.example/m""#,
         WEBHOOK,
         "POD/containers/0/image",
-        r#""r.example/m:v0.1.0""#,
+        concat!("\"r.example/m:v", env!("CARGO_PKG_VERSION"), "\""),
     ),
     (
         "manager.image.tag",
@@ -259,7 +259,7 @@ const EFFECTS: &[Effect] = &[
         r#""r.example/d""#,
         DAEMON,
         "POD/containers/0/image",
-        r#""r.example/d:v0.1.0""#,
+        concat!("\"r.example/d:v", env!("CARGO_PKG_VERSION"), "\""),
     ),
     (
         "daemon.image.tag",
