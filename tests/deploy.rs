@@ -260,29 +260,30 @@ fn checkouts_leave_no_credentials() {
     assert!(checkouts > 5, "{checkouts}");
 }
 
-/// Tools that a release installs have a version, and names of images are in lower case, whatever the owner's name is.
+/// Tools that CI or a release installs have a version, and names of images are in lower case, whatever the owner's name
+/// is.
 #[test]
 fn release_pins_tools_and_lowers_the_owner() {
     let workflow = workflow("release.yml");
-    let mut registries = 0;
-    for step in workflow["jobs"].as_object().unwrap().values().flat_map(steps) {
-        for line in step["run"].as_str().unwrap_or_default().lines().map(str::trim) {
-            if let Some(tool) = line.split(" install ").nth(1)
-                && (line.contains("cargo install ") || line.contains("go install "))
-            {
-                let variable = tool.trim_start_matches("--locked ").trim_matches(['"', '$']);
-                let tool = workflow["env"][variable].as_str().unwrap_or(tool);
-                let (_, version) = tool.split_once('@').unwrap_or_else(|| panic!("{line}"));
-                let digit = version.trim_start_matches('v').chars().next();
-                assert!(digit.is_some_and(|c| c.is_ascii_digit()), "{line}: {version}");
-            }
-            if let Some(registry) = line.strip_prefix("registry=") {
-                assert_eq!(registry, "ghcr.io/${GITHUB_REPOSITORY_OWNER,,}");
-                registries += 1;
-            }
+    let steps = workflow["jobs"].as_object().unwrap().values().flat_map(steps);
+    let scripts = steps.filter_map(|step| step["run"].as_str());
+    let scripts = scripts.chain([include_str!("../.ci/run")]);
+    let (mut tools, mut registries) = (0, 0);
+    for line in scripts.flat_map(str::lines).map(str::trim) {
+        if line.contains("cargo install ") || line.contains("go install ") {
+            let tool = line.rsplit(' ').next().unwrap().trim_matches(['"', '$']);
+            let tool = workflow["env"][tool].as_str().unwrap_or(tool);
+            let (_, version) = tool.split_once('@').unwrap_or_else(|| panic!("{line}"));
+            let digit = version.trim_start_matches('v').chars().next();
+            assert!(digit.is_some_and(|c| c.is_ascii_digit()), "{line}: {version}");
+            tools += 1;
+        }
+        if let Some(registry) = line.strip_prefix("registry=") {
+            assert_eq!(registry, "ghcr.io/${GITHUB_REPOSITORY_OWNER,,}");
+            registries += 1;
         }
     }
-    assert_eq!(registries, 2);
+    assert_eq!((tools, registries), (7, 2));
     assert!(!workflow.to_string().contains("github.repository_owner"));
 }
 
