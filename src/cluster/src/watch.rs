@@ -7,7 +7,7 @@ mod key;
 mod lenient;
 mod reflector;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -52,7 +52,8 @@ impl<T> Clone for Change<T> {
 }
 
 struct State<T> {
-    objects: HashMap<Key, StoreEntry<T>>,
+    /// Sorted, so that those of a namespace are found without the others.
+    objects: BTreeMap<Key, StoreEntry<T>>,
     /// Size of all objects as the API server sent them.
     bytes: usize,
     subscribers: Vec<mpsc::UnboundedSender<Change<T>>>,
@@ -61,7 +62,7 @@ struct State<T> {
 impl<T> State<T> {
     fn new() -> Self {
         Self {
-            objects: HashMap::new(),
+            objects: BTreeMap::new(),
             bytes: 0,
             subscribers: Vec::new(),
         }
@@ -119,13 +120,17 @@ impl<T> Store<T> {
             .collect()
     }
 
-    /// The objects of a namespace with their keys, in no particular order.
+    /// The objects of a namespace with their keys, by name.
     #[must_use]
     pub fn entries_of(&self, namespace: Option<&str>) -> Vec<(Key, Arc<T>)> {
+        let first = Key {
+            namespace: namespace.map(str::to_owned),
+            name: String::new(),
+        };
         let state = self.read();
-        let entries = state.objects.iter();
+        let entries = state.objects.range(first..);
         entries
-            .filter(|(key, _)| key.namespace.as_deref() == namespace)
+            .take_while(|(key, _)| key.namespace.as_deref() == namespace)
             .map(|(key, entry)| (key.clone(), Arc::clone(&entry.object)))
             .collect()
     }
@@ -486,6 +491,23 @@ mod tests {
         assert_eq!(stored("a").as_deref(), Some("2"), "readable again");
         writer.set(Key::cluster_scoped("a"), None, 0);
         assert_eq!(stored("a"), None, "deleted");
+    }
+
+    #[test]
+    fn objects_of_a_namespace_come_by_name_and_without_others() {
+        let names: Vec<String> = (10..60).map(|n| format!("p{n}")).collect();
+        let keys = ["a", "aa", "b"].map(|namespace| {
+            let keys = names.iter().map(|name| Key::namespaced(namespace, name.as_str()));
+            keys.collect::<Vec<_>>()
+        });
+        let store = Store::from_objects(keys.concat().into_iter().map(|key| (key, ())));
+        let found = |namespace| {
+            let entries = store.entries_of(Some(namespace)).into_iter();
+            entries.map(|(key, _)| key).collect::<Vec<_>>()
+        };
+        assert_eq!(["a", "aa", "b"].map(found), keys);
+        assert_eq!((found(""), found("c")), (Vec::new(), Vec::new()));
+        assert!(store.entries_of(None).is_empty());
     }
 
     #[test]
