@@ -13,7 +13,9 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::observe::{CachedJob, versioned_job, versioned_request};
-use super::plan::{Memory, Plan, Refusal, Target, controller_kind, is_due, job_of, pod_uid};
+use super::plan::{
+    Memory, Plan, Refusal, RestartedContainers, Target, controller_kind, is_due, job_of, pod_uid,
+};
 use super::{ControllerState, FAILED_RETRY, JobState, REFUSED_RETRY};
 use crate::context::fetch_all;
 use crate::restarts::stop_limit;
@@ -190,6 +192,7 @@ pub async fn find_unseen(
     key: &Key,
     cached: &CachedJob,
     memory: &Memory,
+    restarted: &RestartedContainers,
     state: &mut JobState,
 ) -> Result<(Target, Vec<String>), Error> {
     let (job, selectors) = (&*cached.job, &*cached.selectors);
@@ -200,7 +203,7 @@ pub async fn find_unseen(
         let page = write::list::<RawPod>(&api, &params).await?;
         for raw in &page.items {
             let pod = PodView::from(raw);
-            if selectors.may_select(&pod) && is_due(job, &pod, &memory.requested) {
+            if selectors.may_select(&pod) && is_due(job, &pod, &memory.requested, restarted) {
                 due.push((raw.meta().name.clone().unwrap_or_default(), Arc::new(pod)));
             }
         }

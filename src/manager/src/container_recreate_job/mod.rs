@@ -10,7 +10,7 @@ mod act;
 mod observe;
 pub mod plan;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use observe::{Index, watch_events};
-use plan::{Memory, Observed, Target, is_of_job, is_unfinished, plan, pod_uid};
+use plan::{Memory, Observed, Target, is_of_job, is_unfinished, plan, pod_uid, restarted_since};
 
 /// Name in logs and metrics.
 const NAME: &str = "containerrecreatejob";
@@ -113,15 +113,17 @@ fn is_complete(status: &ContainerRecreateJobStatus) -> bool {
     conditions.any(|condition| condition.type_ == COMPLETE && condition.status == "True")
 }
 
-/// UIDs of the Pods that others restart, and when the first of these restarts ends to count whatever happens.
-fn restarted_by_others(
+/// Adds which Pods others restart, and what they have restarted; returns when the first of these restarts ends to count
+/// whatever happens.
+fn add_restarts_by_others(
     shared: &ControllerState,
     key: &Key,
-    job: &ContainerRecreateJob,
+    observed: &mut Observed,
     planning: &mut Planning<'_>,
-) -> (BTreeSet<String>, Option<Duration>) {
-    if !is_unfinished(job) {
-        return (BTreeSet::new(), None);
+) -> Option<Duration> {
+    let job = Arc::clone(&observed.job);
+    if !is_unfinished(&job) {
+        return None;
     }
     let requests = &shared.manager.stores.requests;
     let now = shared.manager.cluster.clock.now();
@@ -136,13 +138,22 @@ fn restarted_by_others(
             continue;
         };
         let end = counts_until(&request, &pod).filter(|end| now < *end);
-        if let Some(end) = end.filter(|_| !is_of_job(job, &request)) {
+        let restarted: Vec<&String> = restarted_since(&job, &request).collect();
+        if (end.is_none() && restarted.is_empty()) || is_of_job(&job, &request) {
+            continue;
+        }
+        if let Some(end) = end {
             uids.insert(pod.uid.clone());
             let left = duration_until(end, now);
             first_end = Some(first_end.map_or(left, |first| first.min(left)));
         }
+        if !restarted.is_empty() {
+            let all = observed.restarted_since.entry(pod.uid.clone()).or_default();
+            all.extend(restarted.into_iter().cloned());
+        }
     }
-    (uids, first_end)
+    observed.restarted_by_others = uids;
+    first_end
 }
 
 /// Reconciles one job.
@@ -194,11 +205,11 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         unseen: Vec::new(),
         requests: cached.requests.clone(),
         restarted_by_others: BTreeSet::new(),
+        restarted_since: BTreeMap::new(),
     };
     let (mut plan, others_end) = {
         let mut planning = shared.manager.restarts.plan();
-        let (by_others, end) = restarted_by_others(&shared, &key, job, &mut planning);
-        observed.restarted_by_others = by_others;
+        let end = add_restarts_by_others(&shared, &key, &mut observed, &mut planning);
         let plan = plan(&observed, &state.memory, now, instant);
         for request in &plan.create {
             let name = request.metadata.name.as_deref().unwrap_or_default();
@@ -226,8 +237,9 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
                 return Ok(Some(Duration::ZERO));
             }
             WorkloadAtEnd::Same => {
-                let found = act::find_unseen(&shared, &key, &cached, &plan.memory, &mut state).await?;
-                (observed.target, observed.unseen) = found;
+                let restarted = &observed.restarted_since;
+                let found = act::find_unseen(&shared, &key, &cached, &plan.memory, restarted, &mut state);
+                (observed.target, observed.unseen) = found.await?;
             }
         }
         let may_end = observed.target != Target::Terminating && observed.unseen.is_empty();

@@ -1,7 +1,9 @@
 //! One reconcile of a ContainerRecreateJob: whose containers are restarted next, its status, its end.
 //!
 //! Each Pod gets at most one request, whose name depends on job and Pod. Pods that were created after the job, and
-//! containers that do not run, start later than the job anyway.
+//! containers that do not run, start later than the job anyway, and so did those that a request of another creator, made
+//! after the job, has restarted. What kubelet restarted by itself is restarted again: only the node's clock, which may be
+//! wrong by hours, shows when it was started, and kubelet may report another container late.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,7 +64,12 @@ pub struct Observed {
     pub requests: Vec<Arc<ContainerRecreateRequest>>,
     /// UIDs of Pods with a request of another creator that has not ended.
     pub restarted_by_others: BTreeSet<String>,
+    /// What such requests have restarted since the job was created.
+    pub restarted_since: RestartedContainers,
 }
+
+/// Names of containers, by the UID of their Pod.
+pub type RestartedContainers = BTreeMap<String, BTreeSet<String>>;
 
 /// Whether the workload of a job is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -256,7 +263,7 @@ pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp, instant: Insta
     Plan {
         create: chosen
             .iter()
-            .map(|(name, pod)| build_request(job, name, pod))
+            .map(|(name, pod)| build_request(job, name, pod, &observed.restarted_since))
             .collect(),
         requeue_at: wakes.into_iter().flatten().filter(|at| *at > now).min(),
         memory: Memory {
@@ -793,7 +800,7 @@ impl<'a> Situation<'a> {
         let containers = self.containers_text();
         match self.desired() {
             0 => {
-                let message = format!("no selected Pod ran {containers} when the job was created");
+                let message = format!("no selected Pod runs {containers} from before the job was created");
                 (COMPLETE, "NoPods", message)
             }
             number => {
@@ -913,7 +920,7 @@ fn remaining<'a>(
     requested: &BTreeMap<String, SignedDuration>,
 ) -> Vec<(&'a String, &'a PodView)> {
     let pods = observed.pods.iter().map(|(name, pod)| (name, &**pod));
-    pods.filter(|(_, pod)| is_due(&observed.job, pod, requested))
+    pods.filter(|(_, pod)| is_due(&observed.job, pod, requested, &observed.restarted_since))
         .collect()
 }
 
@@ -922,8 +929,10 @@ pub fn is_due(
     job: &ContainerRecreateJob,
     pod: &PodView,
     requested: &BTreeMap<String, SignedDuration>,
+    restarted: &RestartedContainers,
 ) -> bool {
-    existed(job, pod) && !requested.contains_key(&pod.uid) && running_containers(job, pod).next().is_some()
+    let mut containers = containers_to_restart(job, pod, restarted);
+    existed(job, pod) && !requested.contains_key(&pod.uid) && containers.next().is_some()
 }
 
 /// Whether the Pod runs, and was created before the job.
@@ -935,16 +944,35 @@ fn created(job: &ContainerRecreateJob) -> Option<Timestamp> {
     job.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
-/// Names of the job's containers that run in the Pod.
-fn running_containers<'a>(
+/// Names of the job's containers that run in the Pod, and may have been started before the job was created.
+fn containers_to_restart<'a>(
     job: &'a ContainerRecreateJob,
     pod: &'a PodView,
+    restarted: &'a RestartedContainers,
 ) -> impl Iterator<Item = &'a String> {
+    let restarted = restarted.get(&pod.uid);
     let names = job.spec.containers.iter().map(|container| &container.name);
-    names.filter(|name| {
+    names.filter(move |name| {
         let mut containers = pod.containers.iter();
         containers.any(|container| container.name == **name && container.running && !container.id.is_empty())
+            && !restarted.is_some_and(|restarted| restarted.contains(*name))
     })
+}
+
+/// Names of the containers that a request has restarted since the job was created: both times are the API server's, and
+/// the daemon stopped the earlier container after that of the request. Times have whole seconds. Like a request, a job
+/// with `forceRecreate` restarts them all the same.
+pub fn restarted_since<'a>(
+    job: &ContainerRecreateJob,
+    request: &'a ContainerRecreateRequest,
+) -> impl Iterator<Item = &'a String> + use<'a> {
+    let requested = request.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let strategy = job.spec.strategy.as_ref();
+    let counts = requested > created(job) && !strategy.is_some_and(|strategy| strategy.force_recreate);
+    let restarted = request.stopped_containers().map(|(state, _)| state);
+    let restarted = restarted
+        .filter(move |state| counts && state.phase == request::ContainerRecreateRequestPhase::Succeeded);
+    restarted.map(|state| &state.name)
 }
 
 /// The ordinal of a StatefulSet's Pod.
@@ -955,8 +983,13 @@ fn number_at_end(name: &str) -> u64 {
         .unwrap_or_default()
 }
 
-fn build_request(job: &ContainerRecreateJob, name: &str, pod: &PodView) -> ContainerRecreateRequest {
-    let containers = running_containers(job, pod).map(|name| RequestedContainer {
+fn build_request(
+    job: &ContainerRecreateJob,
+    name: &str,
+    pod: &PodView,
+    restarted: &RestartedContainers,
+) -> ContainerRecreateRequest {
+    let containers = containers_to_restart(job, pod, restarted).map(|name| RequestedContainer {
         name: name.clone(),
         ..RequestedContainer::default()
     });

@@ -69,6 +69,8 @@ struct World {
     target: Target,
     /// UIDs of Pods that another job is restarting.
     others: BTreeSet<String>,
+    /// What others have restarted since the job was created.
+    restarted_since: RestartedContainers,
     now: i64,
     start: Instant,
     /// How many requests each Pod has had, by UID.
@@ -93,6 +95,7 @@ impl World {
             memory: Memory::default(),
             target: Target::Known,
             others: BTreeSet::new(),
+            restarted_since: BTreeMap::new(),
             now: 10,
             start: Instant::now(),
             created: BTreeMap::new(),
@@ -113,6 +116,7 @@ impl World {
             unseen: Vec::new(),
             requests: self.requests.values().cloned().map(Arc::new).collect(),
             restarted_by_others: self.others.clone(),
+            restarted_since: self.restarted_since.clone(),
         }
     }
 
@@ -408,6 +412,43 @@ fn new_pods_and_containers_that_do_not_run_need_no_restart() {
     none.now = 1;
     none.reconcile();
     none.assert_condition("Complete", "NoPods");
+}
+
+/// A Pod that waits for its turn, because of the partition, is restarted by a user's request.
+#[test]
+fn container_that_another_request_has_restarted_since_needs_no_restart() {
+    let mut world = World::new(2, json!({ "partition": "100%" }));
+    world.reconcile();
+    let restarted = |world: &World, requested: i64, phase: &str, is_killed: bool| {
+        let request = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+            "metadata": { "name": "r", "creationTimestamp": at(requested).to_string() },
+            "spec": { "podName": "web-1", "containers": [{ "name": "main" }] },
+            "status": { "phase": "Recreating", "containerRecreateStates": [{ "name": "main", "phase": phase,
+                "isKilled": is_killed, "containerID": "containerd://u1-1" }] } });
+        let request: ContainerRecreateRequest = serde_json::from_value(request).unwrap();
+        restarted_since(&world.job, &request)
+            .cloned()
+            .collect::<BTreeSet<_>>()
+    };
+    let main = BTreeSet::from(["main".to_owned()]);
+    assert_eq!(restarted(&world, 1, "Succeeded", true), main);
+    for (requested, phase, is_killed) in [
+        (0, "Succeeded", true),
+        (1, "Recreating", true),
+        (1, "Failed", true),
+        // Kubelet did, and may have done so before.
+        (1, "Succeeded", false),
+    ] {
+        let none = restarted(&world, requested, phase, is_killed);
+        assert_eq!(none, BTreeSet::new(), "{requested} {phase} {is_killed}");
+    }
+    world.restarted_since.insert("u1".to_owned(), main);
+    world.happen(&Event::Edit(json!({ "partition": null })));
+    assert_eq!(world.reconcile(), ["web-0"]);
+    assert_eq!(world.counts(), [1, 0, 0, 0]);
+    // As a request with it does.
+    world.happen(&Event::Edit(json!({ "strategy": { "forceRecreate": true } })));
+    assert_eq!(restarted(&world, 1, "Succeeded", true), BTreeSet::new());
 }
 
 #[test]
