@@ -184,7 +184,7 @@ fn record_refusal(shared: &ControllerState, of_pod: (Key, Part), change: PodChan
     pause
 }
 
-/// Whether a policy or a rule refuses a change, and will until it is changed.
+/// Whether a policy or a rule refuses a change, and will until it is changed. A missing role may be created in a moment.
 fn is_refused(error: &Error) -> bool {
     error.denied() || error.permanent()
 }
@@ -248,15 +248,10 @@ async fn write_change(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) 
     both(conditions, write_metadata(api, key, uid, change).await)
 }
 
-/// Whether a write may succeed later without any change; a webhook chooses the code of its denial.
-fn may_pass(error: &Error) -> bool {
-    error.retryable() && !error.denied()
-}
-
 /// The result of two writes. If both fail, an error that may pass comes first: the writes are tried again for it.
 fn both(first: Result<(), Error>, second: Result<(), Error>) -> Result<(), Error> {
     match (first, second) {
-        (Err(first), Err(second)) if !may_pass(&first) => Err(second),
+        (Err(first), Err(second)) if is_refused(&first) => Err(second),
         (first, second) => first.and(second),
     }
 }
@@ -427,7 +422,7 @@ async fn remove_all_marks(
         }
         match remove_marks(shared, &pod_key, &pod, marker).await {
             // Another policy of the cluster may protect a Pod; its marks stay.
-            Err(error) if !may_pass(&error) => {
+            Err(error) if is_refused(&error) => {
                 tracing::warn!(pod = %pod_key, marker = %key, %error, "the marks of a deleted PodProbeMarker stay");
             }
             result => result?,
@@ -520,7 +515,8 @@ mod tests {
     type Sent = (String, String, Value);
 
     /// A namespace with a Pod and a PodProbeMarker whose probe marks it so, and has succeeded. The API server refuses to
-    /// change labels and conditions, and a webhook label `protected`. The last is what is to be reconciled.
+    /// change labels and conditions, a webhook label `protected`, and label `forbidden` needs a role. The last is what is
+    /// to be reconciled.
     async fn cluster(
         marking: &Value,
         deleted: Option<&str>,
@@ -531,7 +527,8 @@ mod tests {
         mpsc::UnboundedReceiver<Work>,
     ) {
         let pod = json!({
-            "metadata": { "name": "p", "namespace": "n", "uid": "u", "labels": { "app": "a", "protected": "1" } },
+            "metadata": { "name": "p", "namespace": "n", "uid": "u",
+                "labels": { "app": "a", "protected": "1", "forbidden": "1" } },
             "spec": { "nodeName": "node", "containers": [{ "name": "c" }] },
             "status": { "phase": "Running", "podIP": "10.0.0.1",
                 "conditions": [{ "type": "Initialized", "status": "True" }] },
@@ -557,6 +554,7 @@ mod tests {
                 let is_refused =
                     body["metadata"]["labels"].is_object() || body["status"]["conditions"].is_array();
                 let is_denied = body["metadata"]["labels"].get("protected").is_some();
+                let is_forbidden = body["metadata"]["labels"].get("forbidden").is_some();
                 let _ = sent_tx.send((method, path, body));
                 let refusal = |code: u16, message: &str| {
                     let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
@@ -565,6 +563,11 @@ mod tests {
                 };
                 let (code, answer) = if is_denied {
                     refusal(503, "admission webhook \"w\" denied the request: no")
+                } else if is_forbidden {
+                    refusal(
+                        403,
+                        "pods \"p\" is forbidden: User \"m\" cannot patch resource \"pods\"",
+                    )
                 } else if is_refused {
                     refusal(422, "the Pod stays as it is")
                 } else {
@@ -779,5 +782,20 @@ mod tests {
         let pod = "/api/v1/namespaces/n/pods/p";
         let marker = "/apis/apps.kruise.io/v1alpha1/namespaces/n/podprobemarkers/m";
         assert_eq!(patched, [pod, marker]);
+    }
+
+    /// An API server that has just started may not have loaded it, and nothing removes the marks later.
+    #[tokio::test]
+    async fn finalizer_stays_until_the_manager_has_the_role_to_remove_marks() {
+        let marking = json!({ "markerPolicy": [{ "state": "Succeeded", "labels": { "forbidden": "1" } }] });
+        let (shared, _, mut sent, _work) = cluster(&marking, Some("2026-01-01T00:00:00Z")).await;
+        let error = sync_marker(&shared, &Key::namespaced("n", "m"))
+            .await
+            .unwrap_err();
+        assert!(error.forbidden(), "{error}");
+        let patched: Vec<String> = std::iter::from_fn(|| sent.try_recv().ok())
+            .filter_map(|(method, path, _)| (method == "PATCH").then_some(path))
+            .collect();
+        assert_eq!(patched, ["/api/v1/namespaces/n/pods/p"]);
     }
 }
