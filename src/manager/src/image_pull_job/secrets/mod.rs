@@ -49,7 +49,8 @@ impl Error {
     pub fn retryable(&self) -> bool {
         match self {
             Self::NotListed { .. } => false,
-            Self::Api(error) => error.retryable() || error.already_exists(),
+            // A webhook chooses the code of its denial.
+            Self::Api(error) => (error.retryable() && !error.denied()) || error.already_exists(),
         }
     }
 
@@ -287,5 +288,18 @@ mod tests {
         // A job needed it in between.
         assert_eq!([left("2", 4), left("2", 8)], [seconds(5), seconds(1)]);
         assert_eq!(left("2", 9), Duration::ZERO);
+    }
+
+    /// A policy that protects a copy must not hold a deleted job.
+    #[test]
+    fn denial_is_not_retried_whatever_its_code() {
+        let error = |code: u16, message: &str| {
+            let status = kube::core::Status::failure(message, "Some").with_code(code);
+            Error::Api(cluster::Error::Api(Box::new(status)))
+        };
+        assert!(error(503, "no endpoints").retryable());
+        for code in [403, 503] {
+            assert!(!error(code, "admission webhook \"w\" denied the request: no").retryable());
+        }
     }
 }
