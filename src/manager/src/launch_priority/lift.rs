@@ -21,7 +21,7 @@ use kruise_cluster::{Error, EventType, Key, write};
 pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<bool, Error> {
     let lifted = add_keys(ctx, key, pod, priority).await;
     if let Err(error) = &lifted
-        && error.rejected()
+        && (error.rejected() || error.internal() || error.denied())
     {
         let name = barrier_config_map(&key.name);
         report_blocked(
@@ -113,6 +113,65 @@ pub async fn mark_launch_completed(ctx: &Context, key: &Key, uid: &str) -> Resul
         Err(error) if error.not_found() || error.conflict() => Ok(()),
         result => {
             result.map(|_| tracing::info!(pod = %key, "recorded that all containers of the Pod may start"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use kube::client::Body;
+    use serde_json::Value;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// A webhook chooses the code of its denial, and one that does not answer stops the Pod as well.
+    #[tokio::test]
+    async fn refused_config_map_is_reported_whatever_the_code() {
+        for (code, message) in [
+            (403_u16, "exceeded quota: maps"),
+            (500, "failed calling webhook \"w\": no endpoints"),
+            (503, "admission webhook \"w\" denied the request: no"),
+        ] {
+            let (sent_tx, mut sent) = mpsc::unbounded_channel();
+            let service = tower::service_fn(move |request: http::Request<Body>| {
+                let sent = sent_tx.clone();
+                async move {
+                    let (code, message) = match *request.method() {
+                        http::Method::GET => (404, "not found"),
+                        _ => (code, message),
+                    };
+                    let body = request.into_body().collect_bytes().await.unwrap_or_default();
+                    let mut body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                    let _ = sent.send((body["reason"].take(), body["message"].take()));
+                    let answer = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+                        "reason": "Some", "message": message });
+                    let answer = Body::from(answer.to_string().into_bytes());
+                    http::Response::builder().status(code).body(answer)
+                }
+            });
+            let ctx = Context::for_test(kube::Client::new(service, "default"));
+            let pod = PodView {
+                uid: "u".to_owned(),
+                barriers: vec![("app".to_owned(), 1)],
+                ..PodView::default()
+            };
+            let lifted = lift_barriers(&ctx, &Key::namespaced("n", "p"), &pod, 1).await;
+            lifted.unwrap_err();
+            let reported = async {
+                loop {
+                    let (reason, note) = sent.recv().await.unwrap();
+                    if reason == "LaunchPriorityBlocked" {
+                        return note;
+                    }
+                }
+            };
+            let note = tokio::time::timeout(Duration::from_secs(60), reported).await;
+            let note = note.unwrap().to_string();
+            assert!(note.contains("p-barrier, which cannot be written"), "{note}");
         }
     }
 }

@@ -87,7 +87,7 @@ pub async fn create_request(
     match write::create(&ctx.api::<ContainerRecreateRequest>(pod), &request).await {
         // The watch shows it soon.
         Err(error) if error.already_exists() => return Ok(()),
-        Err(error) if error.rejected() || error.internal() => {
+        Err(error) if error.rejected() || error.internal() || error.denied() => {
             let note = format!(
                 "Sidecars [{}] cannot be stopped, their ContainerRecreateRequest cannot be created: {}",
                 containers.join(" "),

@@ -163,6 +163,32 @@ mod tests {
         reconcile(ctx, key).await.unwrap()
     }
 
+    /// A webhook chooses the code of its denial.
+    #[tokio::test]
+    async fn denied_request_is_reported_whatever_the_code() {
+        let (sent_tx, mut sent) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let sent = sent_tx.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap_or_default();
+                let mut body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let _ = sent.send(body["reason"].take());
+                let denial = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 503,
+                    "reason": "Some", "message": "admission webhook \"w\" denied the request: no" });
+                let denial = Body::from(denial.to_string().into_bytes());
+                http::Response::builder().status(503).body(denial)
+            }
+        });
+        let mut ctx = Context::for_test(kube::Client::new(service, "default"));
+        let key = Key::namespaced("n", "p");
+        ctx.stores.pods = Store::from_objects([(key.clone(), ending_pod())]);
+        ctx.stores.nodes = Store::from_objects([node(&json!({}))]);
+        reconcile(ctx.clone(), key).await.unwrap_err();
+        let reported = async { while sent.recv().await.unwrap() != "SidecarTerminationRefused" {} };
+        let reported = tokio::time::timeout(Duration::from_secs(60), reported).await;
+        reported.unwrap();
+    }
+
     #[tokio::test]
     async fn pod_of_an_unknown_node_is_looked_at_again() {
         assert_eq!(requeue_after(vec![]).await, Some(NODE_RECHECK_DELAY));
