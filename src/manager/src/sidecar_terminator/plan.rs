@@ -10,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::view::{JobContainer, JobContainerState, JobPod, PodView};
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::time::MAX_CLOCK_CORRECTION;
 
 /// How long kubelet may take to report that a container was stopped.
 const STATUS_DELAY: SignedDuration = SignedDuration::from_secs(10);
@@ -80,7 +81,9 @@ pub fn plan(pod: &JobPod, terminal: bool, request: Request, now: Timestamp) -> S
         Request::Missing if !counted.is_empty() => return Step::Stop(counted),
         Request::Ended(time) if !counted.is_empty() => {
             let reported = time.saturating_add(STATUS_DELAY).unwrap_or(time);
-            if now < reported {
+            // A time far ahead is OpenKruise's, by the node's clock, or the API server's clock was set back.
+            let is_current = time.duration_since(now) <= MAX_CLOCK_CORRECTION;
+            if is_current && now < reported {
                 return Step::WaitUntil(reported);
             }
         }
@@ -171,13 +174,19 @@ mod tests {
             Request,
             Step,
         );
-        let cases: [Case<'_>; 14] = [
+        let cases: [Case<'_>; 15] = [
             (&[RUNNING, ENDED], &log, missing, Step::Wait),
             (&[WAITING], &log, missing, Step::Wait),
             (&[], &log, missing, Step::Wait),
             (&[ENDED, FAILED], &log, missing, stop(&["log"])),
             (&[ENDED], &log, Request::Active, Step::Wait),
             (&[ENDED], &log, Request::Ended(at(195)), Step::WaitUntil(at(205))),
+            (
+                &[ENDED],
+                &log,
+                Request::Ended(at(4000)),
+                Step::SetPhase(EndPhase::Succeeded),
+            ),
             // It was restarted, or could not be stopped.
             (&[ENDED], &log, ended, Step::SetPhase(EndPhase::Succeeded)),
             (
