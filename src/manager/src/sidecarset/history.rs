@@ -1,21 +1,25 @@
 //! Writes the ControllerRevisions of a set.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::SetContext;
 use super::observe::versioned_revision;
+use super::{SetContext, SetState};
 use crate::view::RevisionView;
 use kruise_api::owner::{Owner, OwnerKind};
+use kruise_api::sidecarset::SidecarSet;
 use kruise_api::{json::set, keys};
 use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, Key, write};
 use kruise_workload::revision::{Revision, RevisionAction, RevisionOwner};
 use kruise_workload::sidecarset::history::{HistoryPlan, KIND};
+
+/// Pause before the adoption of revisions that was refused is tried again.
+const REFUSED_RETRY: Duration = Duration::from_secs(30);
 
 impl SetContext<'_> {
     fn revisions(&self) -> Api<ControllerRevision> {
@@ -29,15 +33,26 @@ impl SetContext<'_> {
             uid: self.uid.to_owned(),
         }
     }
+
+    /// Whether the set exists and is not being deleted: the watch may be behind.
+    async fn exists(&self) -> Result<bool, Error> {
+        let sets: Api<SidecarSet> = Api::all(self.shared.manager.cluster.client.clone());
+        let found = write::get(&sets, self.name).await?;
+        Ok(found.is_some_and(|found| {
+            let metadata = &found.metadata;
+            metadata.uid.as_deref() == Some(self.uid) && metadata.deletion_timestamp.is_none()
+        }))
+    }
 }
 
 /// Makes the revision of the spec the newest. Returns the number of name collisions if its name is taken by another
 /// object.
-pub async fn write_newest(ctx: &SetContext<'_>, plan: &HistoryPlan) -> Result<Option<i32>, Error> {
-    for name in &plan.adopt {
-        let patch = json!({ "metadata": { "ownerReferences": [ctx.owner().controller_reference()] } });
-        patch_revision(ctx, name, patch).await?;
-    }
+pub async fn write_newest(
+    ctx: &SetContext<'_>,
+    plan: &HistoryPlan,
+    state: &mut SetState,
+) -> Result<Option<i32>, Error> {
+    adopt_revisions(ctx, plan, state).await?;
     let label = plan
         .custom_version
         .as_ref()
@@ -65,6 +80,31 @@ pub async fn write_newest(ctx: &SetContext<'_>, plan: &HistoryPlan) -> Result<Op
         }
         RevisionAction::Create { number } => create_revision(ctx, plan, *number).await,
     }
+}
+
+/// Adopts revisions that a deletion without dependents left behind, unless the set is gone, too: the garbage collector
+/// would delete them with it, and Pods of a new set of that name may need them.
+async fn adopt_revisions(
+    ctx: &SetContext<'_>,
+    plan: &HistoryPlan,
+    state: &mut SetState,
+) -> Result<(), Error> {
+    let may_try = state.adoption_retry_at.is_none_or(|at| at <= Instant::now());
+    if plan.adopt.is_empty() || !may_try || !ctx.exists().await? {
+        return Ok(());
+    }
+    for name in &plan.adopt {
+        let patch = json!({ "metadata": { "ownerReferences": [ctx.owner().controller_reference()] } });
+        match patch_revision(ctx, name, patch).await {
+            // OpenKruise adopts none, and uses them nevertheless. A webhook chooses the code of its denial.
+            Err(error) if error.denied() || (!error.retryable() && !error.not_found()) => {
+                tracing::warn!(set = ctx.name, revision = name, %error, "cannot adopt a revision; will retry");
+                state.adoption_retry_at = Some(Instant::now() + REFUSED_RETRY);
+            }
+            result => result?,
+        }
+    }
+    Ok(())
 }
 
 async fn create_revision(
@@ -196,7 +236,6 @@ mod tests {
     use crate::Context;
     use crate::sidecarset::ControllerState;
     use kruise_api::owner::controller_reference;
-    use kruise_api::sidecarset::SidecarSet;
     use kruise_workload::sidecarset::history::{HistoryOwner, desired_revision};
     use kruise_workload::sidecarset::set::SetView;
 
@@ -229,18 +268,25 @@ mod tests {
         }
     }
 
-    /// The list of owners is merged by UID; a JSON merge patch would replace it.
-    #[tokio::test]
-    async fn adoption_keeps_other_owners() {
+    /// Content types of the patches when two reconciles adopt an orphan. The API server has a set with this UID, and
+    /// answers patches so.
+    async fn adopted(stored_uid: &str, code: u16, answer: Value) -> Vec<String> {
         let patches = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&patches);
+        let stored = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
+            "metadata": { "name": "log", "uid": stored_uid }, "spec": {} });
         let service = tower::service_fn(move |request: http::Request<Body>| {
             let content = request.headers().get(http::header::CONTENT_TYPE).cloned();
-            seen.lock()
-                .unwrap()
-                .push(content.unwrap().to_str().unwrap().to_owned());
-            let body = json!(revision("log", &json!([]))).to_string().into_bytes();
-            std::future::ready(http::Response::builder().body(Body::from(body)))
+            let (code, body) = match *request.method() {
+                http::Method::GET => (200, &stored),
+                _ => {
+                    let content = content.unwrap().to_str().unwrap().to_owned();
+                    seen.lock().unwrap().push(content);
+                    (code, &answer)
+                }
+            };
+            let body = Body::from(body.to_string().into_bytes());
+            std::future::ready(http::Response::builder().status(code).body(body))
         });
         let ctx = Context::for_test(kube::Client::new(service, "default"));
         let shared = ControllerState::new(ctx, "kruise-system");
@@ -269,10 +315,34 @@ mod tests {
             adopt: vec![name],
             delete: Vec::new(),
         };
-        assert_eq!(write_newest(&ctx, &plan).await.unwrap(), None);
-        assert_eq!(
-            *patches.lock().unwrap(),
-            ["application/strategic-merge-patch+json"]
-        );
+        let mut state = SetState::default();
+        for _ in 0..2 {
+            assert_eq!(write_newest(&ctx, &plan, &mut state).await.unwrap(), None);
+        }
+        std::mem::take(&mut *patches.lock().unwrap())
+    }
+
+    /// The list of owners is merged by UID; a JSON merge patch would replace it.
+    #[tokio::test]
+    async fn adoption_keeps_other_owners() {
+        let patches = adopted("u", 200, json!(revision("log", &json!([])))).await;
+        assert_eq!(patches, ["application/strategic-merge-patch+json"; 2]);
+    }
+
+    /// The garbage collector would delete the revision, which Pods of the new set may need.
+    #[tokio::test]
+    async fn set_that_was_deleted_adopts_nothing() {
+        let patches = adopted("new", 200, json!(revision("log", &json!([])))).await;
+        assert!(patches.is_empty());
+    }
+
+    #[tokio::test]
+    async fn revision_whose_adoption_is_refused_is_used() {
+        for code in [403, 503] {
+            let denial = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+                "reason": "Some", "message": "admission webhook \"w\" denied the request: no" });
+            let patches = adopted("u", code, denial).await;
+            assert_eq!(patches.len(), 1, "it is not tried again at once");
+        }
     }
 }

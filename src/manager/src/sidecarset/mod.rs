@@ -64,6 +64,8 @@ struct SetState {
     next_reconcile: Option<Instant>,
     /// Name collisions that the status does not count yet.
     collisions: Option<i32>,
+    /// When the adoption of revisions that was refused is tried again.
+    adoption_retry_at: Option<Instant>,
     /// The revision of the last event about Pods that cannot be updated in place.
     not_upgradable: String,
     /// Pods of the last event about Pods without the containers.
@@ -260,7 +262,7 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         waits = ?plan.waits, "planned");
 
     // Act.
-    if let Some(collisions) = history::write_newest(ctx, &plan.history).await? {
+    if let Some(collisions) = history::write_newest(ctx, &plan.history, state).await? {
         state.collisions = Some(collisions);
         return Ok(Some(Duration::ZERO));
     }
