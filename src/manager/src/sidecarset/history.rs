@@ -18,8 +18,13 @@ use kruise_cluster::{Error, Key, write};
 use kruise_workload::revision::{Revision, RevisionAction, RevisionOwner};
 use kruise_workload::sidecarset::history::{HistoryPlan, KIND};
 
-/// Pause before the adoption of revisions that was refused is tried again.
+/// Pause before the adoption, or the deletion, of revisions that was refused is tried again.
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
+
+/// Whether a change of a revision is refused for longer. A webhook chooses the code of its denial.
+fn is_refused(error: &Error) -> bool {
+    error.denied() || (!error.retryable() && !error.not_found())
+}
 
 impl SetContext<'_> {
     fn revisions(&self) -> Api<ControllerRevision> {
@@ -96,8 +101,8 @@ async fn adopt_revisions(
     for name in &plan.adopt {
         let patch = json!({ "metadata": { "ownerReferences": [ctx.owner().controller_reference()] } });
         match patch_revision(ctx, name, patch).await {
-            // OpenKruise adopts none, and uses them nevertheless. A webhook chooses the code of its denial.
-            Err(error) if error.denied() || (!error.retryable() && !error.not_found()) => {
+            // OpenKruise adopts none, and uses them nevertheless.
+            Err(error) if is_refused(&error) => {
                 tracing::warn!(set = ctx.name, revision = name, %error, "cannot adopt a revision; will retry");
                 state.adoption_retry_at = Some(Instant::now() + REFUSED_RETRY);
             }
@@ -193,12 +198,22 @@ pub async fn fetch_revision(ctx: &SetContext<'_>, key: &Key) -> Result<(), Error
 }
 
 /// Deletes the revisions that nothing needs.
-pub async fn delete_surplus(ctx: &SetContext<'_>, plan: &HistoryPlan) -> Result<(), Error> {
-    for name in &plan.delete {
+pub async fn delete_surplus(
+    ctx: &SetContext<'_>,
+    plan: &HistoryPlan,
+    state: &mut SetState,
+) -> Result<(), Error> {
+    let may_try = state.deletion_retry_at.is_none_or(|at| at <= Instant::now());
+    for name in plan.delete.iter().filter(|_| may_try) {
         let key = Key::namespaced(&ctx.shared.namespace, name);
         let uid = ctx.shared.index().revisions.uid(&key).map(str::to_owned);
         let Some(uid) = uid else { continue };
         match write::delete(&ctx.revisions(), name, &uid).await {
+            // Updates and status do not wait for it.
+            Err(error) if is_refused(&error) => {
+                tracing::warn!(set = ctx.name, revision = name, %error, "cannot delete a revision; will retry");
+                state.deletion_retry_at = Some(Instant::now() + REFUSED_RETRY);
+            }
             Err(error) if !error.not_found() && !error.conflict() => return Err(error),
             _ => ctx
                 .shared
@@ -268,20 +283,20 @@ mod tests {
         }
     }
 
-    /// Content types of the patches when two reconciles adopt an orphan. The API server has a set with this UID, and
-    /// answers patches so.
-    async fn adopted(stored_uid: &str, code: u16, answer: Value) -> Vec<String> {
-        let patches = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&patches);
+    /// Method and content type of the writes when two reconciles adopt an orphan, or delete a revision. The API server has
+    /// a set with this UID, and answers writes so.
+    async fn written(adopts: bool, stored_uid: &str, code: u16, answer: Value) -> Vec<String> {
+        let writes = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&writes);
         let stored = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
             "metadata": { "name": "log", "uid": stored_uid }, "spec": {} });
         let service = tower::service_fn(move |request: http::Request<Body>| {
             let content = request.headers().get(http::header::CONTENT_TYPE).cloned();
-            let (code, body) = match *request.method() {
-                http::Method::GET => (200, &stored),
-                _ => {
+            let (code, body) = match request.method() {
+                &http::Method::GET => (200, &stored),
+                method => {
                     let content = content.unwrap().to_str().unwrap().to_owned();
-                    seen.lock().unwrap().push(content);
+                    seen.lock().unwrap().push(format!("{method} {content}"));
                     (code, &answer)
                 }
             };
@@ -306,43 +321,62 @@ mod tests {
             collisions: None,
         };
         let name = "log-1".to_owned();
+        let view = RevisionView::from_object(&revision("log", &json!([]))).unwrap();
+        let key = Key::namespaced("kruise-system", name.as_str());
+        let entry = versioned_revision(Arc::new(view));
+        shared.index().revisions.apply_watch(&key, entry);
         let plan = HistoryPlan {
             latest: name.clone(),
             collisions: 0,
             action: RevisionAction::UseNewest { name: name.clone() },
             desired: desired_revision(&owner),
             custom_version: None,
-            adopt: vec![name],
-            delete: Vec::new(),
+            adopt: vec![name.clone()],
+            delete: vec![name],
         };
         let mut state = SetState::default();
         for _ in 0..2 {
-            assert_eq!(write_newest(&ctx, &plan, &mut state).await.unwrap(), None);
+            if adopts {
+                assert_eq!(write_newest(&ctx, &plan, &mut state).await.unwrap(), None);
+            } else {
+                delete_surplus(&ctx, &plan, &mut state).await.unwrap();
+            }
         }
-        std::mem::take(&mut *patches.lock().unwrap())
+        std::mem::take(&mut *writes.lock().unwrap())
+    }
+
+    fn denial(code: u16) -> Value {
+        json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": "Some",
+            "message": "admission webhook \"w\" denied the request: no" })
     }
 
     /// The list of owners is merged by UID; a JSON merge patch would replace it.
     #[tokio::test]
     async fn adoption_keeps_other_owners() {
-        let patches = adopted("u", 200, json!(revision("log", &json!([])))).await;
-        assert_eq!(patches, ["application/strategic-merge-patch+json"; 2]);
+        let writes = written(true, "u", 200, json!(revision("log", &json!([])))).await;
+        assert_eq!(writes, ["PATCH application/strategic-merge-patch+json"; 2]);
     }
 
     /// The garbage collector would delete the revision, which Pods of the new set may need.
     #[tokio::test]
     async fn set_that_was_deleted_adopts_nothing() {
-        let patches = adopted("new", 200, json!(revision("log", &json!([])))).await;
-        assert!(patches.is_empty());
+        let writes = written(true, "new", 200, json!(revision("log", &json!([])))).await;
+        assert!(writes.is_empty());
     }
 
     #[tokio::test]
     async fn revision_whose_adoption_is_refused_is_used() {
         for code in [403, 503] {
-            let denial = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
-                "reason": "Some", "message": "admission webhook \"w\" denied the request: no" });
-            let patches = adopted("u", code, denial).await;
-            assert_eq!(patches.len(), 1, "it is not tried again at once");
+            let writes = written(true, "u", code, denial(code)).await;
+            assert_eq!(writes.len(), 1, "it is not tried again at once");
+        }
+    }
+
+    #[tokio::test]
+    async fn refused_deletion_of_a_revision_fails_no_reconcile() {
+        for code in [403, 503] {
+            let writes = written(false, "u", code, denial(code)).await;
+            assert_eq!(writes.len(), 1, "it is not tried again at once");
         }
     }
 }

@@ -66,6 +66,8 @@ struct SetState {
     collisions: Option<i32>,
     /// When the adoption of revisions that was refused is tried again.
     adoption_retry_at: Option<Instant>,
+    /// The same for the deletion of old ones.
+    deletion_retry_at: Option<Instant>,
     /// The revision of the last event about Pods that cannot be updated in place.
     not_upgradable: String,
     /// Pods of the last event about Pods without the containers.
@@ -276,7 +278,7 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         report::publish_not_upgradable(ctx, plan.not_upgradable_event);
     }
     report::publish_not_injected(ctx, &objects.not_injected, state);
-    history::delete_surplus(ctx, &plan.history).await?;
+    history::delete_surplus(ctx, &plan.history, state).await?;
     let (acted, status_due) = (acted?, status_due?);
     let left_alone = state.refused.values().map(|(_, until)| *until);
     let retry_refused = left_alone
