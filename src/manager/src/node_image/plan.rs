@@ -174,9 +174,6 @@ pub fn plan(
         (Some(node), None) => return plan_creation(node, timeouts, now),
         (_, Some(image)) => image,
     };
-    if let Some(labels) = node.and_then(|n| label_changes(&n.labels, &image.labels)) {
-        return Plan::with_action(Action::SetLabels(labels));
-    }
     let mut requeue = EarliestRequeue::default();
     let (removable, remaining): (Vec<_>, Vec<_>) = image
         .tags
@@ -208,10 +205,14 @@ pub fn plan(
         return Plan::with_action(Action::RemoveEntries(removal));
     }
     let failures = tag_failures(observed, image, timeouts, now, &mut requeue);
-    if failures.is_empty() {
-        Plan::wait_until(requeue.0)
-    } else {
-        Plan::with_action(Action::FailTags(failures))
+    if !failures.is_empty() {
+        return Plan::with_action(Action::FailTags(failures));
+    }
+    // Last: a webhook or a policy that labels all objects undoes it each time.
+    let labels = node.and_then(|n| label_changes(&n.labels, &image.labels));
+    Plan {
+        action: labels.map(Action::SetLabels),
+        requeue_at: requeue.0,
     }
 }
 

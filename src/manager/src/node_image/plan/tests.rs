@@ -136,6 +136,21 @@ fn labels_follow_the_node() {
     assert_eq!(done.action, Some(Action::SetLabels(expected.into())));
 }
 
+/// A webhook labels all objects, so that the labels are never those of the node.
+#[test]
+fn labels_that_cannot_be_set_keep_no_tag() {
+    let mut done = image(vec![tag(Some("a"), 0)], Some(10));
+    done.labels.insert("team".to_owned(), "x".to_owned());
+    let decide = |now| decide(Some(&node(true, 0)), Some(&done), OwnerState::Present, now);
+    let labels = Action::SetLabels([("team".to_owned(), None)].into());
+    let early = Plan {
+        action: Some(labels),
+        requeue_at: Some(at(110)),
+    };
+    assert_eq!(decide(109), early);
+    assert!(matches!(decide(110).action, Some(Action::RemoveEntries(_))));
+}
+
 #[test]
 fn a_tag_expires_unless_a_running_job_counts_on_it() {
     let (ready, done) = (node(true, 0), image(vec![tag(Some("a"), 0)], Some(10)));
