@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 
+use crate::image_pull_job::plan::job::is_over;
 use crate::view::{NodeImageView, NodeView, TagOwner, TagStatusView, TagView};
 use kruise_api::keys;
 use kruise_api::node_image::{ImageTagSpec, ReferenceObject};
@@ -220,9 +221,9 @@ fn plan_creation(node: &NodeView, timeouts: Timeouts, now: Timestamp) -> Plan {
     let Some(since) = node.ready_since.filter(|_| node.ready) else {
         return Plan::default();
     };
-    let due = add(since, timeouts.creation_delay);
-    if now < due {
-        return Plan::wait_until(Some(due));
+    // Kubelet writes that time by the node's clock, which may have been ahead by hours.
+    if !is_over(since, timeouts.creation_delay, now) {
+        return Plan::wait_until(Some(add(since, timeouts.creation_delay)));
     }
     Plan::with_action(Action::Create {
         labels: node.labels.clone(),

@@ -39,9 +39,9 @@ impl PendingNodes {
         let Some(node) = pending else {
             return self.nodes.remove(name).is_some();
         };
-        let due = node
-            .ready_since
-            .and_then(|since| since.checked_add(self.delay).ok());
+        // Kubelet writes that time by the node's clock, which may have been ahead by hours.
+        let ready_since = node.ready_since.map(|since| since.min(now));
+        let due = ready_since.and_then(|since| since.checked_add(self.delay).ok());
         let deadline = due.map_or(now, |due| due.max(now));
         let deadline = deadline.checked_add(NODE_IMAGE_TIMEOUT).unwrap_or(Timestamp::MAX);
         let first_deadline = self.nodes.get(name).map(|known| known.deadline);
@@ -73,5 +73,29 @@ impl PendingNodes {
             next_deadline = Some(next_deadline.map_or(node.deadline, |first| first.min(node.deadline)));
         }
         (names, next_deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_wait_no_longer_for_a_node_whose_clock_was_ahead() {
+        let at = |second| Timestamp::UNIX_EPOCH + SignedDuration::from_secs(second);
+        for (ready_since, deadline) in [(90, 150), (100, 160), (10_000, 160)] {
+            let mut pending = PendingNodes {
+                delay: SignedDuration::from_secs(30),
+                ..PendingNodes::default()
+            };
+            let node = NodeView {
+                ready: true,
+                ready_since: Some(at(ready_since)),
+                ..NodeView::default()
+            };
+            pending.observe_node(&"a".into(), Some(&node), false, at(100));
+            let deadlines: Vec<_> = pending.nodes.values().map(|node| node.deadline).collect();
+            assert_eq!(deadlines, [at(deadline)]);
+        }
     }
 }

@@ -95,6 +95,11 @@ fn node_image_is_created_after_the_ready_delay() {
     );
     let done = decide(Some(&ready), None, OwnerState::Present, 130);
     assert!(matches!(done.action, Some(Action::Create { .. })));
+    let ahead = decide(Some(&node(true, 10_000)), None, OwnerState::Present, 130);
+    assert!(
+        matches!(ahead.action, Some(Action::Create { .. })),
+        "the node's clock was ahead"
+    );
     assert_eq!(
         decide(Some(&node(false, 0)), None, OwnerState::Present, 1000),
         Plan::default()
