@@ -382,6 +382,13 @@ const EFFECTS: &[Effect] = &[
         r#"{"type":"spc_t","level":"s0:c1"}"#,
     ),
     (
+        "daemon.maxWorkersPerRegistry",
+        "2",
+        DAEMON,
+        "POD/containers/0/args/1",
+        r#""--max-workers-per-registry=2""#,
+    ),
+    (
         "daemon.podLabels",
         r#"{"team":"a","control-plane":"b"}"#,
         DAEMON,

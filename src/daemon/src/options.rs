@@ -39,6 +39,10 @@ pub struct Options {
     #[arg(long, default_value_t = DEFAULT_PULLS, value_name = "N", allow_negative_numbers = true)]
     pub max_workers_for_pull_image: i32,
 
+    /// Maximum number of images pulled in parallel from one registry on this node; 0 means as many as on the node
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub max_workers_per_registry: usize,
+
     /// End a pull early if the image cannot fit on the disk of the node
     #[arg(
         long,
@@ -101,6 +105,15 @@ impl Options {
         usize::try_from(max_workers).unwrap_or(1)
     }
 
+    /// Maximum number of parallel pulls from one registry, at least 1.
+    #[must_use]
+    pub fn max_pulls_per_registry(&self) -> usize {
+        match self.max_workers_per_registry {
+            0 => self.max_pulls(),
+            given => given.min(self.max_pulls()),
+        }
+    }
+
     /// Logs the flags that have no effect, and those whose effect differs from OpenKruise's daemon.
     pub fn log_differences(&self) {
         self.upstream.log();
@@ -140,6 +153,23 @@ mod tests {
     fn log_lines(args: &[&str]) -> Vec<String> {
         let options = Cli::try_parse_from(args).unwrap().options;
         captured_lines(|| options.log_differences())
+    }
+
+    #[test]
+    fn registry_has_at_most_the_slots_of_the_node() {
+        let slots = |args: &[&str]| {
+            let args = [&["x"], args].concat();
+            Cli::try_parse_from(args)
+                .unwrap()
+                .options
+                .max_pulls_per_registry()
+        };
+        assert_eq!(slots(&[]), 5);
+        assert_eq!(slots(&["--max-workers-per-registry=2"]), 2);
+        assert_eq!(
+            slots(&["--max-workers-per-registry=9", "--max-workers-for-pull-image=3"]),
+            3
+        );
     }
 
     #[test]

@@ -149,7 +149,10 @@ impl ImagePullController {
 
     fn limits(&self) -> PullLimits {
         let runtime = self.ctx.runtimes.health().iter().any(|s| s.healthy);
-        PullLimits::for_node(self.ctx.options.max_pulls(), runtime)
+        PullLimits {
+            max_per_registry: self.ctx.options.max_pulls_per_registry(),
+            ..PullLimits::for_node(self.ctx.options.max_pulls(), runtime)
+        }
     }
 
     /// Handles the event, plans and acts. Returns the delay until the next reconcile without an event; `None` means no

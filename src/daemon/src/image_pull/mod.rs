@@ -3,10 +3,10 @@
 //! In:  our NodeImage (watch), pull secrets (by name), the node's own credentials, the runtime's image service.
 //! Out: NodeImage status, events on the NodeImage and the tags' owners, metrics `image_pull_*`, live bytes.
 //!
-//! One task per tag; at most `--max-workers-for-pull-image` attempts at once, shared fairly between namespaces and
-//! owners. See [`plan`] for every decision. After a crash of the daemon the runtime keeps what it has fetched,
-//! unfinished tags start again and keep their deadline, and finished ones are not repeated; the attempt counter starts
-//! again.
+//! One task per tag; at most `--max-workers-for-pull-image` attempts at once, and `--max-workers-per-registry` at one
+//! registry, shared fairly between namespaces and owners. See [`plan`] for every decision. After a crash of the daemon
+//! the runtime keeps what it has fetched, unfinished tags start again and keep their deadline, and finished ones are not
+//! repeated; the attempt counter starts again.
 
 pub mod act;
 mod controller;

@@ -56,6 +56,7 @@ pub(super) async fn pull_all(
         limits: PullLimits {
             max_parallel: parallel,
             max_per_namespace: parallel,
+            max_per_registry: parallel,
             runtime_ready: true,
         },
         display_names: images

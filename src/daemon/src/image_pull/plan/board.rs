@@ -25,6 +25,8 @@ pub struct TaskBoard {
     next_seq: u64,
     slot_order_by_owner: BTreeMap<PullOwner, u64>,
     slot_order_by_namespace: BTreeMap<String, u64>,
+    /// By registry and namespace.
+    slot_order_at_registry: BTreeMap<(String, String), u64>,
 }
 
 /// The outcome of an attempt's end.
@@ -56,6 +58,13 @@ impl TaskBoard {
         let namespace = self.slot_order_by_namespace.get(&owner.namespace);
         let owner_order = self.slot_order_by_owner.get(owner);
         (namespace.copied().unwrap_or(0), owner_order.copied().unwrap_or(0))
+    }
+
+    /// When the namespace last got a slot for an image of that registry. One that never got any has the number of its
+    /// arrival, as for the node.
+    pub(super) fn last_slot_order_at(&self, registry: &str, namespace: &str) -> u64 {
+        let key = (registry.to_owned(), namespace.to_owned());
+        self.slot_order_at_registry.get(&key).copied().unwrap_or(0)
     }
 
     /// Tags with their images, which were pulled, and which these specs pin longer than the pull did: a job joined after
@@ -109,16 +118,32 @@ impl TaskBoard {
         }
         let owners: BTreeSet<PullOwner> = self.tasks.values().flat_map(|t| pull_owners(&t.spec)).collect();
         self.slot_order_by_owner.retain(|owner, _| owners.contains(owner));
+        let at_registries: BTreeSet<(String, String)> = self
+            .tasks
+            .values()
+            .flat_map(|task| {
+                let registry = task.spec.registry();
+                let owners = pull_owners(&task.spec).into_iter();
+                owners.map(move |owner| (registry.to_owned(), owner.namespace))
+            })
+            .collect();
+        let mut next_arrival = || {
+            self.next_seq += 1;
+            self.next_seq - 1
+        };
         for owner in &owners {
             let arrival = self.slot_order_by_namespace.entry(owner.namespace.clone());
-            arrival.or_insert_with(|| {
-                self.next_seq += 1;
-                self.next_seq - 1
-            });
+            arrival.or_insert_with(&mut next_arrival);
+        }
+        for at_registry in &at_registries {
+            let arrival = self.slot_order_at_registry.entry(at_registry.clone());
+            arrival.or_insert_with(&mut next_arrival);
         }
         let namespaces: BTreeSet<&str> = owners.iter().map(|o| o.namespace.as_str()).collect();
         self.slot_order_by_namespace
             .retain(|namespace, _| namespaces.contains(namespace.as_str()));
+        self.slot_order_at_registry
+            .retain(|at_registry, _| at_registries.contains(at_registry));
         to_stop
     }
 
@@ -152,6 +177,8 @@ impl TaskBoard {
                 task.stage = PullStage::Running { run };
                 self.slot_order_by_owner.insert(owner.clone(), run);
                 self.slot_order_by_namespace.insert(owner.namespace.clone(), run);
+                let at_registry = (task.spec.registry().to_owned(), owner.namespace.clone());
+                self.slot_order_at_registry.insert(at_registry, run);
                 Some(run)
             }
             PullStep::GiveUp { key, message } => {

@@ -9,6 +9,7 @@ pub mod keyring;
 pub mod publish;
 pub mod service_accounts;
 pub mod size_limit;
+mod slots;
 pub mod status;
 #[cfg(test)]
 pub(super) mod tests;
@@ -24,6 +25,7 @@ use kruise_api::keys;
 use kruise_api::node_image::{ImagePullPhase, ImageTagStatus, ServiceAccountReference};
 
 pub use board::TaskBoard;
+use slots::SlotUsage;
 
 /// Backoff between attempts.
 const ATTEMPT_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
@@ -72,6 +74,14 @@ pub struct PullSpec {
     pub annotations: BTreeMap<String, String>,
     /// How long the image is pinned once it is there.
     pub pin: Option<SignedDuration>,
+}
+
+impl PullSpec {
+    /// Host of the image's registry, with its port if it has one.
+    pub fn registry(&self) -> &str {
+        let image = self.image.as_deref().unwrap_or_default();
+        image.split_once('/').map_or("", |(host, _)| host)
+    }
 }
 
 /// Bytes of a pull in progress.
@@ -188,19 +198,27 @@ pub struct PullLimits {
     pub max_parallel: usize,
     /// Maximum concurrent attempts on behalf of one namespace, at least 1.
     pub max_per_namespace: usize,
+    /// Maximum concurrent attempts at one registry, at least 1. It has an effect if it is less than `max_parallel`.
+    pub max_per_registry: usize,
     /// Whether a runtime is ready to pull.
     pub runtime_ready: bool,
 }
 
 impl PullLimits {
     /// The limits of a node: one slot is reserved, so that a namespace whose registry never answers does not occupy all
-    /// slots.
+    /// slots. Those of a registry are not limited.
     pub fn for_node(max_parallel: usize, runtime_ready: bool) -> Self {
         Self {
             max_parallel,
             max_per_namespace: max_parallel.saturating_sub(1).max(1),
+            max_per_registry: max_parallel,
             runtime_ready,
         }
+    }
+
+    /// Whether a registry has fewer slots than the node.
+    pub fn limits_registries(&self) -> bool {
+        self.max_per_registry < self.max_parallel
     }
 }
 
@@ -250,7 +268,8 @@ pub fn plan(board: &TaskBoard, limits: &PullLimits, now: Timestamp) -> Plan {
             TaskState::Running(deadline) => {
                 let stalls_at = task.stalls_at().filter(|at| now < *at);
                 let long_at = task.long_running_at().filter(|at| now < *at);
-                slot_usage.add(&task.owner, stalls_at.is_some(), long_at.is_some());
+                let registry = task.spec.registry();
+                slot_usage.add(registry, &task.owner, stalls_at.is_some(), long_at.is_some());
                 next_preemption = earliest(next_preemption, earliest(stalls_at, long_at));
                 plan.requeue_at = earliest(plan.requeue_at, deadline);
             }
@@ -261,25 +280,11 @@ pub fn plan(board: &TaskBoard, limits: &PullLimits, now: Timestamp) -> Plan {
             }
         }
     }
-    while limits.runtime_ready && slot_usage.protected_slots < limits.max_parallel {
-        let slot_free = slot_usage.kept_slots < limits.max_parallel;
-        let candidates = ready.iter().enumerate().flat_map(|(index, (_, task))| {
-            let owners = pull_owners(&task.spec);
-            owners.into_iter().map(move |owner| (index, owner, task.seq))
-        });
-        let next = candidates
-            .filter(|(_, owner, _)| {
-                let max_slots = if slot_free { limits.max_per_namespace } else { 1 };
-                slot_usage.namespace_slots(&owner.namespace) < max_slots
-            })
-            .min_by_key(|(_, owner, seq)| {
-                let (namespace, id) = board.last_slot_order(owner);
-                let in_namespace = (slot_usage.namespace_slots(&owner.namespace), namespace);
-                (in_namespace, slot_usage.owner_slots(owner), id, *seq)
-            });
-        let Some((index, owner, _)) = next else { break };
+    while limits.runtime_ready
+        && let Some((index, owner)) = slot_usage.next_start(&ready, board, limits)
+    {
         let (key, task) = ready.swap_remove(index);
-        slot_usage.add(&owner, true, true);
+        slot_usage.add(task.spec.registry(), &owner, true, true);
         plan.steps.push(PullStep::Start {
             key: key.clone(),
             timeout: attempt_timeout(task, now),
@@ -393,33 +398,5 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (one, other) => one.or(other),
-    }
-}
-
-/// Slots of running attempts.
-#[derive(Default)]
-struct SlotUsage {
-    /// Slots that other attempts cannot take.
-    kept_slots: usize,
-    /// Those of them that even a namespace without any slot cannot take.
-    protected_slots: usize,
-    by_owner: BTreeMap<PullOwner, usize>,
-    by_namespace: BTreeMap<String, usize>,
-}
-
-impl SlotUsage {
-    fn add(&mut self, owner: &PullOwner, keeps_slot: bool, protected: bool) {
-        self.kept_slots += usize::from(keeps_slot);
-        self.protected_slots += usize::from(keeps_slot && protected);
-        *self.by_owner.entry(owner.clone()).or_default() += 1;
-        *self.by_namespace.entry(owner.namespace.clone()).or_default() += 1;
-    }
-
-    fn owner_slots(&self, owner: &PullOwner) -> usize {
-        self.by_owner.get(owner).copied().unwrap_or(0)
-    }
-
-    fn namespace_slots(&self, namespace: &str) -> usize {
-        self.by_namespace.get(namespace).copied().unwrap_or(0)
     }
 }

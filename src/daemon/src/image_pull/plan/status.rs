@@ -63,17 +63,20 @@ pub fn waits_for(stage: &PullStage, limits: &PullLimits) -> Option<String> {
             Some("the container runtime, which does not answer".to_owned())
         }
         PullStage::Waiting | PullStage::Due => {
-            let PullLimits {
-                max_parallel: max_slots,
-                max_per_namespace: max_namespace_slots,
-                ..
-            } = limits;
-            let namespace_limit = (max_namespace_slots < max_slots)
-                .then(|| format!(", of which one namespace has {max_namespace_slots} at most"));
-            Some(format!(
-                "one of {max_slots} pull slots of this node{}",
-                namespace_limit.unwrap_or_default()
-            ))
+            let shares = [
+                ("namespace", limits.max_per_namespace),
+                ("registry", limits.max_per_registry),
+            ];
+            let shares = shares.into_iter().filter(|(_, max)| *max < limits.max_parallel);
+            let shares: Vec<String> = shares
+                .map(|(of, max)| format!("one {of} has {max} at most"))
+                .collect();
+            let slots = format!("one of {} pull slots of this node", limits.max_parallel);
+            Some(if shares.is_empty() {
+                slots
+            } else {
+                format!("{slots}, of which {}", shares.join(" and "))
+            })
         }
     }
 }

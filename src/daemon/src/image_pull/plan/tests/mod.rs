@@ -58,6 +58,7 @@ pub(in crate::image_pull) fn spec_in(namespace: &str, owner: &str) -> PullSpec {
 pub(in crate::image_pull) const LIMITS: PullLimits = PullLimits {
     max_parallel: 2,
     max_per_namespace: 2,
+    max_per_registry: 2,
     runtime_ready: true,
 };
 
@@ -512,6 +513,7 @@ fn board_for_namespaces(namespaces: &[(&str, usize)]) -> TaskBoard {
 const SHARED_LIMITS: PullLimits = PullLimits {
     max_parallel: 3,
     max_per_namespace: 2,
+    max_per_registry: 3,
     runtime_ready: true,
 };
 
@@ -545,6 +547,98 @@ fn image_of_two_namespaces_uses_either_share() {
     board.sync_spec(&specs, &BTreeMap::new());
     assert_eq!(tags(start_planned(&mut board, &SHARED_LIMITS, at(1))), ["both"]);
     assert_eq!(board.get(&key("both")).unwrap().owner.namespace, "plain");
+}
+
+/// Four slots, of which a namespace may have three, and a registry one.
+const REGISTRY_LIMITS: PullLimits = PullLimits {
+    max_parallel: 4,
+    max_per_namespace: 3,
+    max_per_registry: 1,
+    runtime_ready: true,
+};
+
+/// A tag, for a job in that namespace, whose image is at that registry.
+fn tag_at(registry: &str, namespace: &str, tag: &str) -> (TagKey, PullSpec) {
+    let image = Ok(format!("{registry}/team/nginx:{tag}"));
+    let spec = PullSpec {
+        image,
+        ..spec_in(namespace, namespace)
+    };
+    (key(tag), spec)
+}
+
+#[test]
+fn tag_that_waits_for_its_registry_takes_no_slot_of_the_node() {
+    let mut specs: BTreeMap<_, _> = (0..9)
+        .map(|n| tag_at("full.example:5000", "a", &format!("full-{n}")))
+        .collect();
+    specs.extend([
+        tag_at("other.example", "b", "other"),
+        tag_at("third.example", "a", "third"),
+    ]);
+    let mut board = TaskBoard::default();
+    board.sync_spec(&specs, &BTreeMap::new());
+    let started = start_planned(&mut board, &REGISTRY_LIMITS, at(0));
+    assert_eq!(tags(started.clone()), ["full-0", "other", "third"]);
+    let message = "waits for one of 4 pull slots of this node, of which one namespace has 3 at most and one registry \
+        has 1 at most";
+    let status = status::compose(&board, &REGISTRY_LIMITS);
+    assert_eq!(
+        status::by_tag(&status)[&key("full-1")].message.as_deref(),
+        Some(message)
+    );
+    assert_eq!((status.pulling, status.waiting), (3, 8));
+    board.on_attempt_ended(&started[0].0, started[0].1, pulled_result(), at(1));
+    assert_eq!(
+        tags(start_planned(&mut board, &REGISTRY_LIMITS, at(1))),
+        ["full-1"]
+    );
+}
+
+/// A namespace with another pull on the node has its turn at a registry that another namespace has many images at.
+#[test]
+fn namespaces_take_turns_at_a_registry() {
+    let mut specs: BTreeMap<_, _> = (0..9)
+        .map(|n| tag_at("full.example", "many", &format!("many-{n}")))
+        .collect();
+    let mut board = TaskBoard::default();
+    board.sync_spec(&specs, &BTreeMap::new());
+    let mut started = start_planned(&mut board, &REGISTRY_LIMITS, at(0));
+    specs.extend([
+        tag_at("full.example", "few", "few"),
+        tag_at("slow.example", "few", "slow"),
+    ]);
+    board.sync_spec(&specs, &BTreeMap::new());
+    assert_eq!(tags(start_planned(&mut board, &REGISTRY_LIMITS, at(0))), ["slow"]);
+    let mut order = Vec::new();
+    for second in 1..4 {
+        let (key, run) = started.remove(0);
+        board.on_attempt_ended(&key, run, pulled_result(), at(second));
+        started = start_planned(&mut board, &REGISTRY_LIMITS, at(second));
+        order.extend(tags(started.clone()));
+    }
+    assert_eq!(order, ["many-1", "few", "many-2"]);
+}
+
+#[test]
+fn stalled_pull_gives_its_registry_slot_to_another_namespace() {
+    let slow = tag_at("full.example", "a", "slow");
+    let next = tag_at("full.example", "b", "next");
+    let mut board = TaskBoard::default();
+    board.sync_spec(&[slow.clone()].into(), &BTreeMap::new());
+    start_planned(&mut board, &REGISTRY_LIMITS, at(0));
+    board.sync_spec(&[slow, next].into(), &BTreeMap::new());
+    assert_eq!(
+        plan(&board, &REGISTRY_LIMITS, at(599)),
+        Plan {
+            steps: Vec::new(),
+            requeue_at: Some(at(600)),
+        }
+    );
+    assert_eq!(
+        tags(start_planned(&mut board, &REGISTRY_LIMITS, at(600))),
+        ["next"]
+    );
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::*;
 struct SimulatedJob {
     namespace: u8,
     owner: u8,
+    registry: u8,
     arrives: i64,
     retries: u32,
     deadline: Option<i64>,
@@ -18,7 +19,7 @@ struct SimulatedJob {
 
 fn any_job() -> impl Strategy<Value = SimulatedJob> {
     (
-        (0..3u8, 0..4u8),
+        (0..3u8, 0..4u8, 0..3u8),
         0..40i64,
         0..4u32,
         prop::option::of(0..90i64),
@@ -26,9 +27,10 @@ fn any_job() -> impl Strategy<Value = SimulatedJob> {
         prop::collection::vec((0..40i64, 0..11u8), 1..6),
     )
         .prop_map(
-            |((namespace, owner), arrives, retries, deadline, timeout, attempts)| SimulatedJob {
+            |((namespace, owner, registry), arrives, retries, deadline, timeout, attempts)| SimulatedJob {
                 namespace,
                 owner,
+                registry,
                 arrives,
                 retries,
                 deadline,
@@ -143,31 +145,34 @@ impl Simulation {
     }
 
     /// No waiting namespace has fewer slots than the one that gets a slot, and no waiting owner in that namespace has
-    /// fewer.
+    /// fewer. If registries have fewer slots than the node, this holds at each of them.
     fn assert_fair(&self, chosen: &TagKey, for_: &PullOwner) -> Result<(), TestCaseError> {
-        let count = |matches_owner: &dyn Fn(&PullOwner) -> bool| {
-            let running =
-                |t: &&PullTask| matches!(t.stage, PullStage::Running { .. }) && matches_owner(&t.owner);
+        let count = |matches: &dyn Fn(&PullTask) -> bool| {
+            let running = |&t: &&PullTask| matches!(t.stage, PullStage::Running { .. }) && matches(t);
             self.board.tasks().values().filter(running).count()
         };
-        let share = |owner: &PullOwner| {
-            let namespace = count(&|o| o.namespace == owner.namespace);
-            (namespace, count(&|o| o == owner))
-        };
-        let own_share = share(for_);
-        prop_assert!(own_share.0 < self.limits.max_per_namespace);
-        for task in self
+        let of_namespace = |owner: &PullOwner| count(&|t| t.owner.namespace == owner.namespace);
+        let of_owner = |owner: &PullOwner| count(&|t| t.owner == *owner);
+        let chosen_spec = &self.board.get(chosen).unwrap().spec;
+        let in_same_queue =
+            |spec: &PullSpec| !self.limits.limits_registries() || spec.registry() == chosen_spec.registry();
+        let in_queue =
+            |owner: &PullOwner| count(&|t| in_same_queue(&t.spec) && t.owner.namespace == owner.namespace);
+        prop_assert!(of_namespace(for_) < self.limits.max_per_namespace);
+        let waiting = self
             .board
             .tasks()
             .values()
-            .filter(|t| t.stage == PullStage::Waiting && t.spec.image.is_ok())
-        {
+            .filter(|t| t.stage == PullStage::Waiting && t.spec.image.is_ok() && in_same_queue(&t.spec));
+        for other in waiting.flat_map(|t| pull_owners(&t.spec)) {
+            let is_fair = if other.namespace == for_.namespace {
+                of_owner(for_) <= of_owner(&other)
+            } else {
+                of_namespace(&other) >= self.limits.max_per_namespace || in_queue(for_) <= in_queue(&other)
+            };
             prop_assert!(
-                pull_owners(&task.spec).iter().all(|o| {
-                    let other_share = share(o);
-                    own_share.0 < other_share.0 || o.namespace != for_.namespace || own_share <= other_share
-                }),
-                "{chosen:?} was preferred to one with fewer slots"
+                is_fair,
+                "{chosen:?} was preferred to {other:?}, which has fewer slots"
             );
         }
         Ok(())
@@ -179,6 +184,13 @@ impl Simulation {
             "{} at once",
             self.running.len()
         );
+        for registry in 0..3 {
+            let at_registry = self
+                .running
+                .iter()
+                .filter(|r| self.job(&r.0).registry == registry);
+            prop_assert!(at_registry.count() <= self.limits.max_per_registry.min(self.limits.max_parallel));
+        }
         let status = status::compose(&self.board, &self.limits);
         prop_assert_eq!(
             status.desired,
@@ -222,6 +234,7 @@ impl Simulation {
 
 fn spec_of(job: &SimulatedJob) -> PullSpec {
     PullSpec {
+        image: Ok(format!("registry-{}.example/nginx:1", job.registry)),
         retries: job.retries,
         timeout: SignedDuration::from_secs(job.timeout),
         active_deadline: job.deadline.map(SignedDuration::from_secs),
@@ -230,11 +243,14 @@ fn spec_of(job: &SimulatedJob) -> PullSpec {
 }
 
 proptest! {
-    /// For any specs and any results of attempts: the concurrency limit is never exceeded, no owner is passed over, no
+    /// For any specs and any results of attempts: the concurrency limits are never exceeded, no owner is passed over, no
     /// tag has too many attempts or outlives its deadline, every wait has a reason and an end, and every tag finishes.
     #[test]
-    fn every_tag_ends_within_its_limits(jobs in prop::collection::vec(any_job(), 0..12), max_parallel in 1..5usize) {
+    fn every_tag_ends_within_its_limits(
+        jobs in prop::collection::vec(any_job(), 0..12), max_parallel in 1..5usize, max_per_registry in 1..5usize,
+    ) {
         let mut world = Simulation::new(jobs, max_parallel);
+        world.limits.max_per_registry = max_per_registry;
         let enough = 12 * 25 * 70;
         while world.now < enough {
             world.tick()?;
@@ -249,13 +265,13 @@ proptest! {
     }
 
     /// However many namespaces have pulls that never end, and remove some and add them again, a namespace without a
-    /// pull gets its turn.
+    /// pull gets its turn, on the node and at the registry.
     #[test]
     fn namespace_without_a_pull_gets_a_slot(
-        others in 1..12u8, max_parallel in 1..5usize, served in any::<bool>(),
+        others in 1..12u8, max_parallel in 1..5usize, max_per_registry in 1..5usize, served in any::<bool>(),
         pauses in prop::collection::vec((1..100i64, any::<bool>()), 1..20),
     ) {
-        let limits = PullLimits::for_node(max_parallel, true);
+        let limits = PullLimits { max_per_registry, ..PullLimits::for_node(max_parallel, true) };
         let (mut board, mut asks) = (TaskBoard::default(), BTreeMap::new());
         if served {
             asks.insert(key("first"), spec_in("plain", "first"));
@@ -271,7 +287,8 @@ proptest! {
         start_planned(&mut board, &limits, at(0));
         asks.insert(key("plain"), spec_in("plain", "p"));
         // A due step is found one pause later.
-        let turns = i64::from(others) / i64::try_from(max_parallel).unwrap() + 1;
+        let slots = max_parallel.min(max_per_registry);
+        let turns = i64::from(others) / i64::try_from(slots).unwrap() + 1;
         let (mut now, longest) = (0, turns * 700);
         for (n, (pause, again)) in (0..others).cycle().zip(pauses.iter().cycle()) {
             board.sync_spec(&asks, &BTreeMap::new());

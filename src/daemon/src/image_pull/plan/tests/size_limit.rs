@@ -53,6 +53,7 @@ fn long_messages_leave_room_for_other_namespaces() {
     let all = PullLimits {
         max_parallel: 1501,
         max_per_namespace: 1501,
+        max_per_registry: 1501,
         runtime_ready: true,
     };
     for (key, run) in start_planned(&mut board, &all, at(0)) {
