@@ -389,6 +389,13 @@ const EFFECTS: &[Effect] = &[
         r#""--max-workers-per-registry=2""#,
     ),
     (
+        "daemon.imagePullStartJitter",
+        r#""1m30s""#,
+        DAEMON,
+        "POD/containers/0/args/1",
+        r#""--image-pull-start-jitter=1m30s""#,
+    ),
+    (
         "daemon.podLabels",
         r#"{"team":"a","control-plane":"b"}"#,
         DAEMON,
@@ -656,7 +663,7 @@ fn each_value_is_tested_and_documented() {
 }
 
 /// Value, and what the message names.
-const REFUSED: [(&str, &str, &str); 10] = [
+const REFUSED: [(&str, &str, &str); 11] = [
     (
         "managr.replicas",
         "2",
@@ -689,6 +696,11 @@ const REFUSED: [(&str, &str, &str); 10] = [
         "daemon.seLinuxOptions",
         r#"{"typ":"spc_t"}"#,
         "additional properties 'typ' not allowed",
+    ),
+    (
+        "daemon.imagePullStartJitter",
+        r#""30""#,
+        "'/daemon/imagePullStartJitter'",
     ),
     (
         "daemon.credentialProvider.enable",

@@ -1,13 +1,15 @@
 //! The daemon's command line; names and meanings are upstream's if upstream has the flag.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{ArgAction, Args};
 
 use super::control::DEFAULT_SOCKET;
+use super::image_pull::plan::start_jitter::MAX_START_JITTER;
 use kruise_api::node_image::MAX_PIN_SECONDS;
 use kruise_ops::FeatureGates;
-use kruise_ops::flag_values::{or, path};
+use kruise_ops::flag_values::{duration, or, path};
 use kruise_ops::logs::Format;
 use kruise_ops::traces::TraceOptions;
 use kruise_ops::upstream_flags::UpstreamFlags;
@@ -42,6 +44,10 @@ pub struct Options {
     /// Maximum number of images pulled in parallel from one registry on this node; 0 means as many as on the node
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub max_workers_per_registry: usize,
+
+    /// Maximum delay of a pull after its request, so that the nodes of a job do not all start at once: 30s; at most 5m. Each node and tag has its own delay, of at most half of the activeDeadlineSeconds
+    #[arg(long, default_value = "0s", value_parser = start_jitter, value_name = "DURATION")]
+    pub image_pull_start_jitter: Duration,
 
     /// End a pull early if the image cannot fit on the disk of the node
     #[arg(
@@ -86,6 +92,18 @@ pub struct Options {
     /// Flags of OpenKruise's daemon that have no effect here
     #[command(flatten)]
     pub upstream: UpstreamFlags,
+}
+
+/// Reads the start jitter.
+fn start_jitter(text: &str) -> Result<Duration, String> {
+    let jitter = duration(text)?;
+    if jitter > MAX_START_JITTER {
+        return Err(format!(
+            "{text:?} is more than {} seconds",
+            MAX_START_JITTER.as_secs()
+        ));
+    }
+    Ok(jitter)
 }
 
 /// Default of `--addr`.
@@ -170,6 +188,19 @@ mod tests {
             slots(&["--max-workers-per-registry=9", "--max-workers-for-pull-image=3"]),
             3
         );
+    }
+
+    #[test]
+    fn start_jitter_is_at_most_five_minutes() {
+        let jitter = |args: &[&str]| {
+            let args = [&["x"], args].concat();
+            let cli = Cli::try_parse_from(args).ok()?;
+            Some(cli.options.image_pull_start_jitter.as_secs())
+        };
+        assert_eq!(jitter(&[]), Some(0));
+        assert_eq!(jitter(&["--image-pull-start-jitter=1m30s"]), Some(90));
+        assert_eq!(jitter(&["--image-pull-start-jitter=5m"]), Some(300));
+        assert_eq!(jitter(&["--image-pull-start-jitter=301s"]), None);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use super::pins::{PIN_TIMEOUT, PinRequests};
 use super::plan::board::AttemptOutcome;
 use super::plan::publish::{self, StatusPublisher, WriteTime};
 use super::plan::service_accounts::tag_accounts;
+use super::plan::start_jitter::StartJitter;
 use super::plan::{
     self, AttemptResult, PullLimits, PullProgress, PullSpec, PullStep, TagKey, TaskBoard, status,
 };
@@ -97,6 +98,7 @@ impl ImagePullController {
             accounts: Arc::new(ServiceAccounts::new(ctx.cluster.client.clone(), &ctx.node_name)),
             check_disk: ctx.options.check_image_disk,
         };
+        let start_jitter = StartJitter::new(ctx.options.image_pull_start_jitter, &ctx.node_name);
         Self {
             ctx,
             credentials,
@@ -104,7 +106,7 @@ impl ImagePullController {
             changes,
             observed: None,
             pending_change: None,
-            board: TaskBoard::default(),
+            board: TaskBoard::with_start_jitter(start_jitter),
             attempts: JoinSet::new(),
             running_attempts: HashMap::new(),
             progress_tx: bytes_tx,
@@ -183,7 +185,7 @@ impl ImagePullController {
             let (PullStep::Start { key, .. } | PullStep::GiveUp { key, .. }) = step;
             self.with_tag(key, now, |duty| duty.apply_step(step, now));
         }
-        self.board.end_backoffs(now);
+        self.board.end_pauses(now);
         let live_pulls = self.evaluate(now, |board, speeds| report::live_pulls(board, &limits, speeds));
         let shown_result = live_pulls.map(|new| {
             self.ctx.live.pulls.send_if_modified(|shown| {

@@ -118,6 +118,7 @@ fn pull_spec(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> PullSpec {
             .backoff_limit
             .and_then(|n| u32::try_from(n).ok())
             .unwrap_or(DEFAULT_BACKOFF_LIMIT.unsigned_abs()),
+        requested_at: tag.created_at.as_ref().map(|at| at.0),
         active_deadline: policy.active_deadline_seconds.map(SignedDuration::from_secs),
         owners: tag.owner_references.clone(),
         secrets: image

@@ -312,7 +312,7 @@ fn pull_status(
     transfer_rates: &TransferRates,
 ) -> live::PullStatus {
     let (phase, message) = match &task.stage {
-        PullStage::Waiting => (live::PullPhase::Waiting, task.last_error.clone()),
+        PullStage::Delayed { .. } | PullStage::Waiting => (live::PullPhase::Waiting, task.last_error.clone()),
         PullStage::Running { .. } | PullStage::BackOff { .. } | PullStage::Due => {
             (live::PullPhase::Pulling, task.last_error.clone())
         }

@@ -87,6 +87,7 @@ pub fn parse_image(original: &str, defaults: &Defaults) -> ImageToPull {
         always: defaults.always,
         timeout: SignedDuration::from_secs(i64::from(defaults.timeout_seconds)),
         retries: defaults.retries,
+        requested_at: None,
         active_deadline: None,
         owners: Vec::new(),
         secrets: Vec::new(),

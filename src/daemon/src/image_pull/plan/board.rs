@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::start_jitter::StartJitter;
 use super::{
     ATTEMPT_BACKOFF, AttemptResult, AttemptRetry, PullOwner, PullProgress, PullSpec, PullStage, PullStep,
-    PullTask, TagKey, UNREADABLE_ENTRY, is_ahead, pull_owners,
+    PullTask, TagKey, UNREADABLE_ENTRY, pull_owners,
 };
 use kruise_api::node_image::{ImagePullPhase, ImageTagStatus};
 use kruise_api::time::truncate_to_second;
@@ -21,6 +22,7 @@ const MAX_SECRET_ERRORS: u32 = 124;
 /// One task per tag of the NodeImage.
 #[derive(Debug, Clone, Default)]
 pub struct TaskBoard {
+    start_jitter: StartJitter,
     tasks: BTreeMap<TagKey, PullTask>,
     next_seq: u64,
     slot_order_by_owner: BTreeMap<PullOwner, u64>,
@@ -41,6 +43,14 @@ pub enum AttemptOutcome {
 }
 
 impl TaskBoard {
+    /// An empty board, whose pulls start with this jitter.
+    pub fn with_start_jitter(start_jitter: StartJitter) -> Self {
+        Self {
+            start_jitter,
+            ..Self::default()
+        }
+    }
+
     /// All tasks, by name and tag.
     pub fn tasks(&self) -> &BTreeMap<TagKey, PullTask> {
         &self.tasks
@@ -104,10 +114,10 @@ impl TaskBoard {
                 .filter(|s| s.version == spec.version && !is_outdated(s, spec));
             let seq = self.next_seq;
             self.next_seq += 1;
-            let task = self
-                .tasks
-                .entry(key.clone())
-                .or_insert_with(|| PullTask::new(spec.clone(), seq, reported));
+            let task = self.tasks.entry(key.clone()).or_insert_with(|| {
+                let starts_at = self.start_jitter.starts_at(key, spec);
+                PullTask::new(spec.clone(), seq, reported, starts_at)
+            });
             task.spec = spec.clone();
             if let Some(reported) = reported.filter(|s| s.completion_time.is_some() && !task.is_done()) {
                 if matches!(task.stage, PullStage::Running { .. }) {
@@ -188,11 +198,13 @@ impl TaskBoard {
         }
     }
 
-    /// Ends the backoffs that are over, of tags that still do not start.
-    pub fn end_backoffs(&mut self, now: Timestamp) {
-        for task in self.tasks.values_mut() {
-            if matches!(task.stage, PullStage::BackOff { until } if !is_ahead(until, now)) {
-                task.stage = PullStage::Due;
+    /// Ends the pauses that are over, of tags that still do not start.
+    pub fn end_pauses(&mut self, now: Timestamp) {
+        for task in self.tasks.values_mut().filter(|task| !task.stage.is_pause(now)) {
+            match task.stage {
+                PullStage::Delayed { .. } => task.stage = PullStage::Waiting,
+                PullStage::BackOff { .. } => task.stage = PullStage::Due,
+                PullStage::Waiting | PullStage::Running { .. } | PullStage::Due | PullStage::Done(_) => {}
             }
         }
     }
@@ -271,17 +283,24 @@ fn is_outdated(status: &ImageTagStatus, spec: &PullSpec) -> bool {
 }
 
 impl PullTask {
-    fn new(spec: PullSpec, seq: u64, reported: Option<&ImageTagStatus>) -> Self {
+    fn new(
+        spec: PullSpec,
+        seq: u64,
+        reported: Option<&ImageTagStatus>,
+        starts_at: Option<Timestamp>,
+    ) -> Self {
+        // After a restart of the daemon the tag's deadline still counts from its first start.
+        let started_at = reported.and_then(|s| s.start_time.as_ref()).map(|t| t.0);
+        let delayed_until = starts_at.filter(|_| started_at.is_none());
         Self {
             spec,
             seq,
-            stage: PullStage::Waiting,
+            stage: delayed_until.map_or(PullStage::Waiting, |until| PullStage::Delayed { until }),
             attempts: 0,
             uncounted: 0,
             secret_errors: 0,
             prevented: 0,
-            // After a restart of the daemon the tag's deadline still counts from its first start.
-            started_at: reported.and_then(|s| s.start_time.as_ref()).map(|t| t.0),
+            started_at,
             progress: None,
             attempt_started_at: Timestamp::MIN,
             progressed_at: Timestamp::MIN,

@@ -10,6 +10,7 @@ pub mod publish;
 pub mod service_accounts;
 pub mod size_limit;
 mod slots;
+pub mod start_jitter;
 pub mod status;
 #[cfg(test)]
 pub(super) mod tests;
@@ -26,6 +27,7 @@ use kruise_api::node_image::{ImagePullPhase, ImageTagStatus, ServiceAccountRefer
 
 pub use board::TaskBoard;
 use slots::SlotUsage;
+use start_jitter::MAX_START_JITTER;
 
 /// Backoff between attempts.
 const ATTEMPT_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
@@ -60,6 +62,8 @@ pub struct PullSpec {
     pub timeout: SignedDuration,
     /// How often a failed attempt is retried.
     pub retries: u32,
+    /// When the pull was requested, if that is known.
+    pub requested_at: Option<Timestamp>,
     /// Timeout of all attempts together, from the start of the first.
     pub active_deadline: Option<SignedDuration>,
     /// The jobs that the image is pulled for.
@@ -164,6 +168,11 @@ pub struct PullTask {
 /// The stage of a task.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PullStage {
+    /// Waits for its start, so that not all nodes start at once.
+    Delayed {
+        /// When it waits for a slot.
+        until: Timestamp,
+    },
     /// Waits for a slot, or for the runtime.
     Waiting,
     /// An attempt is running.
@@ -248,7 +257,7 @@ pub enum PullStep {
 pub struct Plan {
     /// The steps, in this order.
     pub steps: Vec<PullStep>,
-    /// The next deadline or end of a backoff.
+    /// The next deadline, start or end of a backoff.
     pub requeue_at: Option<Timestamp>,
 }
 
@@ -273,7 +282,7 @@ pub fn plan(board: &TaskBoard, limits: &PullLimits, now: Timestamp) -> Plan {
                 next_preemption = earliest(next_preemption, earliest(stalls_at, long_at));
                 plan.requeue_at = earliest(plan.requeue_at, deadline);
             }
-            TaskState::BackOff(until) => plan.requeue_at = earliest(plan.requeue_at, Some(until)),
+            TaskState::Pause(until) => plan.requeue_at = earliest(plan.requeue_at, Some(until)),
             TaskState::Ready(deadline) => {
                 ready.push((key, task));
                 plan.requeue_at = earliest(plan.requeue_at, deadline);
@@ -303,7 +312,8 @@ enum TaskState {
     GiveUp(String),
     /// Occupies a slot until its end or its deadline.
     Running(Option<Timestamp>),
-    BackOff(Timestamp),
+    /// Needs nothing before that time.
+    Pause(Timestamp),
     /// Needs a slot; is given up at its deadline, if it has started before.
     Ready(Option<Timestamp>),
 }
@@ -321,18 +331,27 @@ fn task_state(task: &PullTask, now: Timestamp) -> TaskState {
             TaskState::GiveUp(keys::DEADLINE_EXCEEDED.to_owned())
         }
         PullStage::Running { .. } => TaskState::Running(deadline),
-        PullStage::BackOff { until } if is_ahead(*until, now) => {
-            TaskState::BackOff(deadline.map_or(*until, |d| d.min(*until)))
+        PullStage::Delayed { until } | PullStage::BackOff { until } if task.stage.is_pause(now) => {
+            TaskState::Pause(deadline.map_or(*until, |d| d.min(*until)))
         }
-        PullStage::BackOff { .. } | PullStage::Due | PullStage::Waiting => TaskState::Ready(deadline),
+        PullStage::Delayed { .. } | PullStage::BackOff { .. } | PullStage::Due | PullStage::Waiting => {
+            TaskState::Ready(deadline)
+        }
     }
 }
 
-/// Whether the end of a backoff is to come. One that is further away than any began before the API server's clock was
-/// set back, and ends.
-fn is_ahead(until: Timestamp, now: Timestamp) -> bool {
-    let left = until.duration_since(now);
-    left > SignedDuration::ZERO && left.unsigned_abs() <= ATTEMPT_BACKOFF.max_delay()
+impl PullStage {
+    /// Whether this is a pause whose end is to come. One that is further away than any began before the API server's
+    /// clock was set back, and ends.
+    fn is_pause(&self, now: Timestamp) -> bool {
+        let (until, longest) = match self {
+            Self::Delayed { until } => (until, MAX_START_JITTER),
+            Self::BackOff { until } => (until, ATTEMPT_BACKOFF.max_delay()),
+            Self::Waiting | Self::Running { .. } | Self::Due | Self::Done(_) => return false,
+        };
+        let left = until.duration_since(now);
+        left > SignedDuration::ZERO && left.unsigned_abs() <= longest
+    }
 }
 
 fn attempt_timeout(task: &PullTask, now: Timestamp) -> SignedDuration {

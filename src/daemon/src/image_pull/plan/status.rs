@@ -58,6 +58,10 @@ pub fn by_tag(status: &NodeImageStatus) -> BTreeMap<TagKey, ImageTagStatus> {
 pub fn waits_for(stage: &PullStage, limits: &PullLimits) -> Option<String> {
     match stage {
         PullStage::Running { .. } | PullStage::Done(_) => None,
+        PullStage::Delayed { until } => Some(format!(
+            "its start at {} (--image-pull-start-jitter)",
+            truncate_to_second(*until)
+        )),
         PullStage::BackOff { until } => Some(format!("its next attempt at {}", truncate_to_second(*until))),
         PullStage::Waiting | PullStage::Due if !limits.runtime_ready => {
             Some("the container runtime, which does not answer".to_owned())
@@ -84,7 +88,7 @@ pub fn waits_for(stage: &PullStage, limits: &PullLimits) -> Option<String> {
 fn tag_status(key: &TagKey, task: &PullTask, limits: &PullLimits) -> ImageTagStatus {
     let (phase, message) = match &task.stage {
         PullStage::Done(status) => return (**status).clone(),
-        PullStage::Waiting => (
+        PullStage::Delayed { .. } | PullStage::Waiting => (
             ImagePullPhase::Waiting,
             waits_for(&task.stage, limits).map(|wait| format!("waits for {wait}")),
         ),

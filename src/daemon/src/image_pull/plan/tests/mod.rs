@@ -5,6 +5,7 @@ mod keyring;
 mod publish;
 mod simulation;
 mod size_limit;
+mod start_jitter;
 
 use std::collections::BTreeMap;
 
@@ -12,6 +13,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::board::AttemptOutcome;
+use super::start_jitter::StartJitter;
 use super::*;
 use kruise_api::node_image::ImagePullPhase;
 
@@ -35,6 +37,7 @@ pub(super) fn spec_for(owner: &str) -> PullSpec {
         always: false,
         timeout: SignedDuration::from_secs(60),
         retries: 2,
+        requested_at: None,
         active_deadline: None,
         owners: vec![ObjectReference {
             uid: Some(owner.to_owned()),
@@ -143,10 +146,10 @@ fn due_attempt_waits_for_a_slot_or_the_runtime() {
     let (mut board, _) = board_with(&[("1", spec_for("a"))]);
     let (key, run) = start_planned(&mut board, &LIMITS, at(0)).remove(0);
     board.on_attempt_ended(&key, run, failed_attempt(AttemptRetry::Counted), at(0));
-    board.end_backoffs(at(0));
+    board.end_pauses(at(0));
     let message = tag_status(&board, "1").message.unwrap();
     assert!(message.starts_with("waits for its next attempt at "), "{message}");
-    board.end_backoffs(at(1));
+    board.end_pauses(at(1));
     let no_runtime = PullLimits {
         runtime_ready: false,
         ..LIMITS

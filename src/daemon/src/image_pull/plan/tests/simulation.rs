@@ -103,7 +103,7 @@ impl Simulation {
             self.board.on_attempt_ended(&key, run, ended, at(self.now));
         }
         self.apply_plan()?;
-        self.board.end_backoffs(at(self.now));
+        self.board.end_pauses(at(self.now));
         let next_plan = plan(&self.board, &self.limits, at(self.now));
         prop_assert!(
             next_plan.steps.is_empty(),
@@ -197,18 +197,15 @@ impl Simulation {
             status.succeeded + status.failed + status.pulling + status.waiting
         );
         prop_assert_eq!(usize::try_from(status.desired).unwrap(), self.board.tasks().len());
-        let requeue_at = wake.map_or(i64::MAX, |w| w.as_second() - START);
-        prop_assert!(requeue_at > self.now, "a wake in the past is a busy loop");
+        let requeue_at = wake.unwrap_or(Timestamp::MAX);
+        prop_assert!(requeue_at > at(self.now), "a wake in the past is a busy loop");
         for (key, task) in self.board.tasks() {
             if task.is_done() {
                 continue;
             }
             if let Some(deadline) = task.deadline() {
                 prop_assert!(at(self.now) < deadline, "{key:?} outlived its deadline");
-                prop_assert!(
-                    requeue_at <= deadline.as_second() - START,
-                    "{key:?} would oversleep its deadline"
-                );
+                prop_assert!(requeue_at <= deadline, "{key:?} would oversleep its deadline");
             }
             let counted = self.attempts_counted.get(key).copied().unwrap_or(0);
             prop_assert!(
@@ -220,7 +217,10 @@ impl Simulation {
                 started <= 4 * (task.spec.retries + 1) + MAX_PREVENTED,
                 "{key:?} took the runtime down {started} times"
             );
-            let is_over = matches!(task.stage, PullStage::BackOff { until } if until <= at(self.now));
+            let is_over = match task.stage {
+                PullStage::Delayed { until } | PullStage::BackOff { until } => until <= at(self.now),
+                _ => false,
+            };
             prop_assert!(!is_over, "{key:?} waits for a time that has passed");
             let has_wait_reason = status::waits_for(&task.stage, &self.limits).is_some();
             prop_assert!(
@@ -235,6 +235,7 @@ impl Simulation {
 fn spec_of(job: &SimulatedJob) -> PullSpec {
     PullSpec {
         image: Ok(format!("registry-{}.example/nginx:1", job.registry)),
+        requested_at: Some(at(job.arrives)),
         retries: job.retries,
         timeout: SignedDuration::from_secs(job.timeout),
         active_deadline: job.deadline.map(SignedDuration::from_secs),
@@ -248,9 +249,11 @@ proptest! {
     #[test]
     fn every_tag_ends_within_its_limits(
         jobs in prop::collection::vec(any_job(), 0..12), max_parallel in 1..5usize, max_per_registry in 1..5usize,
+        jitter in 0..20u64,
     ) {
         let mut world = Simulation::new(jobs, max_parallel);
         world.limits.max_per_registry = max_per_registry;
+        world.board = TaskBoard::with_start_jitter(StartJitter::new(Duration::from_secs(jitter), "node-1"));
         let enough = 12 * 25 * 70;
         while world.now < enough {
             world.tick()?;
