@@ -145,6 +145,7 @@ fn next_tag_status(
             completion_time: None,
             image_id: None,
             message: None,
+            bytes: None,
         };
     };
     match status.phase {

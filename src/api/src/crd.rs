@@ -42,6 +42,12 @@ const NODE_IMAGE_COLUMNS: &[Column] = &[
     ("SUCCEED", "integer", ".status.succeeded", "Tags pulled"),
     ("FAILED", "integer", ".status.failed", "Tags that failed"),
     AGE,
+    (
+        "PROGRESS",
+        "string",
+        ".status.progress",
+        "Bytes of the tags that are being pulled",
+    ),
 ];
 
 const IMAGE_PULL_JOB_COLUMNS: &[Column] = &[

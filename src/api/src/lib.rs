@@ -40,6 +40,7 @@
 //! ```
 
 pub mod backoff;
+pub mod byte_size;
 pub mod cel;
 pub mod cloneset;
 pub mod container_hash;

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::byte_size::{format_bytes, percent};
 use super::schemas;
 use super::string_enum::string_enum;
 
@@ -257,6 +258,11 @@ pub struct NodeImageStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::conditions")]
     pub conditions: Vec<Condition>,
+    /// Bytes of the tags that are being pulled together, for humans: `33% of 36.0 MiB`. Absent if they are not known. Not
+    /// part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub progress: Option<String>,
 }
 
 /// How the first synchronisation of a node went.
@@ -308,6 +314,60 @@ pub struct ImageTagStatus {
     /// Why the tag waits or failed, for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// Bytes of the pull while it runs, if they are known. Not part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<PulledBytes>,
+}
+
+/// How many bytes of an image were pulled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PulledBytes {
+    /// Bytes that are on the node.
+    pub done: i64,
+    /// All bytes.
+    pub total: i64,
+}
+
+impl PulledBytes {
+    /// From numbers of any size.
+    #[must_use]
+    pub fn new(done: u64, total: u64) -> Self {
+        let number = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        Self {
+            done: number(done),
+            total: number(total),
+        }
+    }
+
+    /// In words, with at most this percentage; none if the total is not known.
+    #[must_use]
+    pub fn in_words(self, max_percent: i32) -> Option<String> {
+        let [done, total] = [self.done, self.total].map(|bytes| u64::try_from(bytes).unwrap_or(0));
+        let percent = percent(done, total)?.min(max_percent);
+        Some(format!("{percent}% of {}", format_bytes(total)))
+    }
+}
+
+impl std::ops::Add for PulledBytes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            done: self.done.saturating_add(other.done),
+            total: self.total.saturating_add(other.total),
+        }
+    }
+}
+
+impl NodeImageStatus {
+    /// Sets [`Self::progress`] as the tags show it. 100 % is reserved for the end.
+    pub fn update_progress(&mut self) {
+        let tags = self.image_statuses.values().flat_map(|image| &image.tags);
+        let bytes = tags.filter_map(|tag| tag.bytes);
+        let sum = bytes.fold(PulledBytes::default(), |sum, bytes| sum + bytes);
+        self.progress = sum.in_words(99);
+    }
 }
 
 impl ImagePullPhase {
@@ -339,5 +399,35 @@ mod tests {
         let tag: ImageTagStatus = serde_json::from_value(wire.clone()).unwrap();
         assert_eq!(tag.phase, ImagePullPhase::Other("Paused".into()));
         assert_eq!(serde_json::to_value(tag).unwrap(), wire);
+    }
+
+    #[test]
+    fn progress_is_that_of_all_tags_that_are_pulled() {
+        let progress = |tags: serde_json::Value| {
+            let status =
+                json!({ "desired": 3, "progress": "old", "imageStatuses": { "a": { "tags": tags } } });
+            let mut status: NodeImageStatus = serde_json::from_value(status).unwrap();
+            status.update_progress();
+            status.progress
+        };
+        let tag = |bytes: serde_json::Value| json!({ "tag": "1", "phase": "Pulling", "bytes": bytes });
+        let some = |done: i64, total: i64| tag(json!({ "done": done, "total": total }));
+        let mib = 1 << 20;
+        assert_eq!(
+            progress(json!([
+                some(mib, 3 * mib),
+                tag(json!(null)),
+                some(2 * mib, 6 * mib)
+            ]))
+            .as_deref(),
+            Some("33% of 9.0 MiB")
+        );
+        assert_eq!(
+            progress(json!([some(mib, mib)])).as_deref(),
+            Some("99% of 1.0 MiB")
+        );
+        assert_eq!(progress(json!([some(-1, i64::MIN), tag(json!("x"))])), None);
+        let longest = progress(json!([some(i64::MAX, i64::MAX), some(1, 1)])).unwrap();
+        assert!(longest.len() <= 64, "{longest}");
     }
 }

@@ -3,7 +3,6 @@
 //! In:  options from the command line, the node's name, the runtime's sockets, the API server.
 //! Out: the actions of the controllers; health, metrics and the control API for them.
 
-mod byte_size;
 pub mod container_meta;
 pub mod control;
 mod fence;

@@ -62,6 +62,10 @@ const ADDITIONS: &[&str] = &[
     "nodeimages .status.conditions[].reason",
     "nodeimages .status.conditions[].status",
     "nodeimages .status.conditions[].type",
+    "nodeimages .status.imageStatuses{}.tags[].bytes",
+    "nodeimages .status.imageStatuses{}.tags[].bytes.done",
+    "nodeimages .status.imageStatuses{}.tags[].bytes.total",
+    "nodeimages .status.progress",
     "nodepodprobes .status.podProbeStatuses[].probeStates[].containerID",
     "sidecarsets .spec.volumes[]",
     "sidecarsets .status.conditions",
@@ -266,7 +270,7 @@ fn names_columns_and_subresources_match_upstream() {
             let their = columns(&their);
             let (same, added): (Vec<_>, Vec<_>) = columns(our).into_iter().partition(|c| their.contains(c));
             assert_eq!(their, same, "{plural} {name}");
-            let wide = added
+            let added = added
                 .iter()
                 .map(|column| (column["name"].as_str().unwrap(), column["priority"].as_i64()));
             let expected: &[&str] = match (plural, name.as_str()) {
@@ -276,13 +280,19 @@ fn names_columns_and_subresources_match_upstream() {
                 ("imagepulljobs", _) => &["IMAGE", "REASON", "MESSAGE"],
                 ("nodepodprobes", _) => &[],
                 ("podprobemarkers", _) => &["MATCHED", "AGE"],
-                ("nodeimages", _) | (_, "v1alpha1") => &["MESSAGE"],
+                ("nodeimages", _) => &["PROGRESS", "MESSAGE"],
+                (_, "v1alpha1") => &["MESSAGE"],
                 _ => &["RESULT", "MESSAGE"],
             };
-            // A kind without columns in OpenKruise has only AGE there.
-            let priority = (plural != "podprobemarkers").then_some(1);
-            let expected: Vec<_> = expected.iter().map(|column| (*column, priority)).collect();
-            assert_eq!(wide.collect::<Vec<_>>(), expected, "{plural} {name}");
+            // A kind without columns in OpenKruise has only AGE there, and a watch of the usual columns shows progress.
+            let is_usual = |column: &str| plural == "podprobemarkers" || column == "PROGRESS";
+            let expected = expected.iter();
+            let expected = expected.map(|column| (*column, (!is_usual(column)).then_some(1)));
+            assert_eq!(
+                added.collect::<Vec<_>>(),
+                expected.collect::<Vec<_>>(),
+                "{plural} {name}"
+            );
         }
     }
 }

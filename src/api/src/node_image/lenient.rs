@@ -144,6 +144,7 @@ impl<'de> Deserialize<'de> for NodeImageStatus {
             image_statuses: fields.map("imageStatuses"),
             first_sync_status: fields.get_or_default("firstSyncStatus"),
             conditions: fields.list("conditions"),
+            progress: fields.get("progress"),
         })
     }
 }
@@ -176,6 +177,7 @@ impl<'de> Deserialize<'de> for ImageTagStatus {
             completion_time: fields.time("completionTime"),
             image_id: fields.get_or_default("imageID"),
             message: fields.get_or_default("message"),
+            bytes: fields.get("bytes"),
         })
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::v1::pull::Phase;
 use super::v1::{Pull, Recreate, RecreateContainer, Restart, Runtime};
-use crate::byte_size::format_bytes;
+use kruise_api::byte_size::format_bytes;
 use kruise_api::text::{printable, printable_json};
 
 /// The complete status of the daemon.

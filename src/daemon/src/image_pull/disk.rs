@@ -11,7 +11,7 @@ use std::path::Path;
 
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 
-use crate::byte_size::format_bytes;
+use kruise_api::byte_size::format_bytes;
 use kruise_cri::{DownloadProgress, Error, PullCause, Runtime};
 
 /// The directory of the snapshotter that downloads and unpacks every layer. Others fetch parts on demand, or do not

@@ -187,10 +187,11 @@ async fn fail_tags(
         return Ok(());
     }
     update_counters(&mut status, &object.spec);
-    let body = json!({
+    let mut body = json!({
         "metadata": { "resourceVersion": object.metadata.resource_version },
         "status": status,
     });
+    set(&mut body, &["status", "progress"], json!(status.progress));
     write::patch_status_merge(api, name, &body).await?;
     for (failure, mut owners) in marked {
         owners.push(object.object_ref(&()));
@@ -234,6 +235,7 @@ fn mark_failed(status: &mut NodeImageStatus, failure: &TagFailure, now: Timestam
         version: failure.version,
         image_id: None,
         message: Some(failure.message.to_owned()),
+        bytes: None,
     };
     match tags.iter_mut().find(|t| t.tag == failure.tag) {
         Some(current)
@@ -278,6 +280,7 @@ fn update_counters(status: &mut NodeImageStatus, spec: &NodeImageSpec) {
     status.failed = count(ImagePullPhase::Failed);
     let desired = spec.images.values().map(|i| i.tags.len()).sum::<usize>();
     status.desired = i32::try_from(desired).unwrap_or(i32::MAX);
+    status.update_progress();
 }
 
 #[cfg(test)]
@@ -295,6 +298,7 @@ mod tests {
             version: 3,
             image_id: None,
             message: None,
+            bytes: None,
         };
         let waiting = || status(ImagePullPhase::Waiting, 0);
         for (observed, existing, marked) in [
@@ -327,5 +331,31 @@ mod tests {
                 "{observed:?} {existing:?}"
             );
         }
+    }
+
+    #[test]
+    fn tag_that_is_marked_failed_has_no_progress() {
+        let tags =
+            json!([{ "tag": "1", "phase": "Pulling", "version": 3, "bytes": { "done": 1, "total": 2 } }]);
+        let status =
+            json!({ "desired": 1, "progress": "50% of 2 B", "imageStatuses": { "nginx": { "tags": tags } } });
+        let mut status: NodeImageStatus = serde_json::from_value(status).unwrap_or_default();
+        status.update_progress();
+        assert_eq!(status.progress.as_deref(), Some("50% of 2 B"));
+        let current = status
+            .image_statuses
+            .values()
+            .flat_map(|image| &image.tags)
+            .next();
+        let failure = TagFailure {
+            image: "nginx".into(),
+            tag: "1".into(),
+            version: 3,
+            pulse: current.map(progress_hash),
+            message: "gone",
+        };
+        assert!(mark_failed(&mut status, &failure, Timestamp::UNIX_EPOCH));
+        update_counters(&mut status, &NodeImageSpec::default());
+        assert_eq!((status.failed, status.progress), (1, None));
     }
 }

@@ -10,7 +10,8 @@ use super::{
     ATTEMPT_BACKOFF, AttemptResult, AttemptRetry, PullOwner, PullProgress, PullSpec, PullStage, PullStep,
     PullTask, TagKey, UNREADABLE_ENTRY, pull_owners,
 };
-use kruise_api::node_image::{ImagePullPhase, ImageTagStatus};
+use kruise_api::byte_size::percent;
+use kruise_api::node_image::{ImagePullPhase, ImageTagStatus, PulledBytes};
 use kruise_api::time::truncate_to_second;
 
 /// Maximum of consecutive [uncounted](AttemptRetry::Uncounted) attempts. After more of them the image itself may be
@@ -359,16 +360,19 @@ impl PullTask {
             version: self.spec.version,
             image_id,
             message,
+            bytes: None,
         }));
     }
 
     /// Per cent of the current attempt's bytes; 100 is reserved for the end.
     pub fn percent(&self) -> i32 {
-        match self.progress {
-            Some(PullProgress { done, total }) if total > 0 => {
-                i32::try_from(u128::from(done) * 100 / u128::from(total)).map_or(99, |p| p.min(99))
-            }
-            _ => 0,
-        }
+        let PullProgress { done, total } = self.progress.unwrap_or_default();
+        percent(done, total).map_or(0, |percent| percent.min(99))
+    }
+
+    /// Bytes of the current attempt, if they are known.
+    pub fn bytes(&self) -> Option<PulledBytes> {
+        let PullProgress { done, total } = self.progress.filter(|progress| progress.total > 0)?;
+        Some(PulledBytes::new(done, total))
     }
 }

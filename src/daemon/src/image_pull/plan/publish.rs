@@ -1,20 +1,23 @@
 //! When the status is written.
 //!
 //! The end of a tag is written at once. Other transitions wait a moment for more transitions, so that one write
-//! contains them all. A change of bytes alone is written once in ten seconds, at a time of its own for each node, so
-//! that the nodes of a large cluster do not write in step. A change of conditions alone waits as long: a runtime that
-//! only restarts causes no write.
+//! contains them all. A change of a percentage alone is written once in ten seconds, at a time of its own for each node,
+//! so that the nodes of a large cluster do not write in step. A change of conditions alone waits as long: a runtime that
+//! only restarts causes no write. Bytes are only written with something else.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
-use std::time::Duration;
 
+use super::TagKey;
 use super::conditions::{RuntimeState, next_conditions};
 use super::size_limit::without_messages;
 use super::status::by_tag;
 use kruise_api::backoff::Backoff;
 use kruise_api::json::set;
-use kruise_api::node_image::NodeImageStatus;
+use kruise_api::node_image::{ImageTagStatus, NodeImageStatus};
 use kruise_api::time::MAX_CLOCK_CORRECTION;
 
 /// How long a transition waits for more transitions.
@@ -224,7 +227,7 @@ enum StatusChange {
 
 impl StatusChange {
     fn between(stored: &NodeImageStatus, current: &NodeImageStatus) -> Self {
-        let (old, new) = (by_tag(stored), by_tag(current));
+        let (old, new) = (without_bytes(stored), without_bytes(current));
         let tag_changes = new.iter().map(|(key, tag)| match old.get(key) {
             Some(published) if published == tag => Self::None,
             _ if tag.completion_time.is_some() => Self::Terminal,
@@ -250,8 +253,15 @@ impl StatusChange {
     }
 }
 
-/// The merge patch from `stored` to `current`: all counters, only the images that differ, and the conditions if they
-/// differ.
+/// The tags without their bytes, which cause no write.
+fn without_bytes(status: &NodeImageStatus) -> BTreeMap<TagKey, ImageTagStatus> {
+    let mut tags = by_tag(status);
+    tags.values_mut().for_each(|tag| tag.bytes = None);
+    tags
+}
+
+/// The merge patch from `stored` to `current`: all counters, only the images that differ, and the conditions and the
+/// progress if they differ.
 pub fn status_patch(stored: &NodeImageStatus, current: &NodeImageStatus) -> Value {
     let mut images = Map::new();
     for name in stored
@@ -278,6 +288,9 @@ pub fn status_patch(stored: &NodeImageStatus, current: &NodeImageStatus) -> Valu
     }
     if stored.conditions != current.conditions {
         set(&mut status, &["conditions"], json!(current.conditions));
+    }
+    if stored.progress != current.progress {
+        set(&mut status, &["progress"], json!(current.progress));
     }
     json!({ "status": status })
 }

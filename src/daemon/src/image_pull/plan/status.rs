@@ -26,6 +26,7 @@ pub fn compose(board: &TaskBoard, limits: &PullLimits) -> NodeImageStatus {
             .tags
             .push(entry);
     }
+    status.update_progress();
     let namespaces = |key: &TagKey| {
         let owners = board.get(key).into_iter().flat_map(|task| &task.spec.owners);
         owners
@@ -114,6 +115,7 @@ fn tag_status(key: &TagKey, task: &PullTask, limits: &PullLimits) -> ImageTagSta
         version: task.spec.version,
         image_id: None,
         message,
+        bytes: task.bytes(),
     }
 }
 

@@ -215,7 +215,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use kruise_api::node_image::{
         ImagePullPhase, ImagePullPolicy, ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, MAX_STATUS_BYTES,
-        MAX_TAGS, SandboxConfig,
+        MAX_TAGS, PulledBytes, SandboxConfig,
     };
     use proptest::prelude::*;
     use serde_json::json;
@@ -357,7 +357,16 @@ mod tests {
                 version: 0,
                 image_id: Some(format!("{}@sha256:{}", "n".repeat(255), "0".repeat(64))),
                 message: None,
+                bytes: None,
             };
+            let pulling = ImageTagStatus {
+                phase: ImagePullPhase::Pulling,
+                completion_time: None,
+                image_id: None,
+                bytes: Some(PulledBytes::new(u64::MAX, u64::MAX)),
+                ..tag_status.clone()
+            };
+            assert!(json!(pulling).to_string().len() < json!(tag_status).to_string().len());
             let [spec_bytes, status_bytes] =
                 [json!(tag_spec), json!(tag_status)].map(|entry| entry.to_string().len() + 1);
             let tags = BYTES / spec_bytes;

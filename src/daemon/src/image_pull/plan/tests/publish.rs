@@ -72,6 +72,38 @@ fn pull_progress_is_written_every_ten_seconds() {
 }
 
 #[test]
+fn bytes_are_written_with_their_percentage_only() {
+    let (mut board, key, run) = running_board();
+    let mut publisher = StatusPublisher::new(0);
+    publisher.on_written(composed(&board), at_ms(0));
+    let mut write_after = |done, ms| {
+        let progress = PullProgress { done, total: 1 << 30 };
+        board.set_progress(&key, run, progress, at_ms(ms));
+        let current = composed(&board);
+        let due = publisher.next_write(&current, at_ms(ms));
+        let patch = (due == WriteTime::Now).then(|| status_patch(&publisher.stored, &current));
+        if patch.is_some() {
+            publisher.on_written(current, at_ms(ms));
+        }
+        (due, patch)
+    };
+    assert_eq!(write_after(1 << 20, 20_000), (WriteTime::Never, None));
+    let (due, patch) = write_after(1 << 29, 30_000);
+    assert_eq!(due, WriteTime::Now);
+    let patch = patch.unwrap();
+    let status = &patch["status"];
+    assert_eq!(status["progress"], "50% of 1.0 GiB");
+    let bytes = json!({"done": 1 << 29, "total": 1 << 30});
+    assert_eq!(status["imageStatuses"]["nginx"]["tags"][0]["bytes"], bytes);
+    assert_eq!(write_after((1 << 29) + 1, 50_000), (WriteTime::Never, None));
+    board.on_attempt_ended(&key, run, pulled_result(), at_ms(60_000));
+    let patch = status_patch(&publisher.stored, &composed(&board));
+    let status = &patch["status"];
+    assert!(status["progress"].is_null() && status.get("progress").is_some());
+    assert!(status["imageStatuses"]["nginx"]["tags"][0]["bytes"].is_null());
+}
+
+#[test]
 fn failed_status_write_backs_off_or_obeys_retry_after() {
     let (board, ..) = running_board();
     let mut publisher = StatusPublisher::new(0);

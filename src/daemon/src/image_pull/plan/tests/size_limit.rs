@@ -25,6 +25,7 @@ fn status_with(messages: &[TagMessages]) -> NodeImageStatus {
             version: 7,
             image_id: None,
             message: Some(text.clone()),
+            bytes: None,
         });
     }
     status

@@ -49,6 +49,7 @@ fn status(version: i64, finished: bool) -> ImageTagStatus {
         version,
         image_id: None,
         message: None,
+        bytes: None,
     }
 }
 

@@ -1,6 +1,14 @@
 //! Byte counts in words.
 
+/// Percentage of the bytes that are there, rounded down, at most 100; none of a total of 0.
+#[must_use]
+pub fn percent(done: u64, total: u64) -> Option<i32> {
+    let percent = (u128::from(done) * 100).checked_div(u128::from(total))?;
+    i32::try_from(percent.min(100)).ok()
+}
+
 /// Bytes in the unit that leaves one to three digits before the decimal point.
+#[must_use]
 pub fn format_bytes(count: u64) -> String {
     let mut scaled = u128::from(count) * 10;
     for unit in ["B", "KiB", "MiB", "GiB"] {
@@ -32,5 +40,15 @@ mod tests {
         ] {
             assert_eq!(format_bytes(count), text);
         }
+    }
+
+    #[test]
+    fn percentage_is_rounded_down() {
+        assert_eq!(percent(0, 0), None);
+        assert_eq!(
+            [percent(1, 3), percent(3, 3), percent(4, 3)],
+            [Some(33), Some(100), Some(100)]
+        );
+        assert_eq!(percent(u64::MAX - 1, u64::MAX), Some(99));
     }
 }
