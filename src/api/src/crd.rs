@@ -67,6 +67,12 @@ const IMAGE_PULL_JOB_COLUMNS: &[Column] = &[
         ".status.message",
         "Status message of the job",
     ),
+    (
+        "PROGRESS",
+        "string",
+        ".status.progress",
+        "Bytes of the image that the nodes have together",
+    ),
 ];
 
 /// Columns of `kubectl get -o wide`. v1alpha1 has a different MESSAGE.

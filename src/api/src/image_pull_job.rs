@@ -237,4 +237,9 @@ pub struct ImagePullJobStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::conditions")]
     pub conditions: Vec<Condition>,
+    /// Bytes of the image that the nodes of a running job have together, for humans: `33% of 9.4 GiB`. Written with
+    /// another change only. Absent if they are not known. Not part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub progress: Option<String>,
 }

@@ -49,6 +49,7 @@ const ADDITIONS: &[&str] = &[
     "imagepulljobs .status.conditions[].reason",
     "imagepulljobs .status.conditions[].status",
     "imagepulljobs .status.conditions[].type",
+    "imagepulljobs .status.progress",
     "nodeimages .spec.images{}.serviceAccounts",
     "nodeimages .spec.images{}.serviceAccounts[]",
     "nodeimages .spec.images{}.serviceAccounts[].name",
@@ -276,8 +277,8 @@ fn names_columns_and_subresources_match_upstream() {
             let expected: &[&str] = match (plural, name.as_str()) {
                 ("clonesets" | "imagelistpulljobs", _) => &["REASON", "MESSAGE"],
                 ("sidecarsets", _) => &["NOT_INJECTED", "REASON", "MESSAGE"],
-                ("imagepulljobs", "v1alpha1") => &["IMAGE", "REASON"],
-                ("imagepulljobs", _) => &["IMAGE", "REASON", "MESSAGE"],
+                ("imagepulljobs", "v1alpha1") => &["PROGRESS", "IMAGE", "REASON"],
+                ("imagepulljobs", _) => &["PROGRESS", "IMAGE", "REASON", "MESSAGE"],
                 ("nodepodprobes", _) => &[],
                 ("podprobemarkers", _) => &["MATCHED", "AGE"],
                 ("nodeimages", _) => &["PROGRESS", "MESSAGE"],

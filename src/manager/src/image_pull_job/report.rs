@@ -25,12 +25,13 @@ use kruise_ops::panics::{catch_panic, catch_panic_sync};
 use kruise_ops::traces::Span;
 
 /// Fields of the status that may be absent.
-const OPTIONAL_STATUS_FIELDS: [&str; 5] = [
+const OPTIONAL_STATUS_FIELDS: [&str; 6] = [
     "startTime",
     "completionTime",
     "message",
     "failedNodes",
     "conditions",
+    "progress",
 ];
 
 /// After failed writes.

@@ -296,6 +296,7 @@ mod tests {
             started: None,
             error: None,
             progress_hash: 0,
+            bytes: None,
         };
         let image = NodeImageView {
             statuses: vec![status],

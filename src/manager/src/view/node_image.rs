@@ -9,7 +9,9 @@ use jiff::Timestamp;
 
 use super::pool::Pool;
 use kruise_api::keys;
-use kruise_api::node_image::{ImagePullPhase, ImageTagSpec, ImageTagStatus, NodeImage, ReferenceObject};
+use kruise_api::node_image::{
+    ImagePullPhase, ImageTagSpec, ImageTagStatus, NodeImage, PulledBytes, ReferenceObject,
+};
 use kruise_cluster::Key;
 
 /// What the manager caches of a NodeImage.
@@ -93,6 +95,8 @@ pub struct TagStatusView {
     pub error: Option<Box<str>>,
     /// A hash that changes with every report of the daemon: progress, message, start.
     pub progress_hash: u64,
+    /// Bytes of the pull while it runs.
+    pub bytes: Option<PulledBytes>,
 }
 
 /// Name of an image and its tag.
@@ -279,6 +283,7 @@ fn status_view(image: &str, status: ImageTagStatus, names: &mut Pool<ImageTag>) 
         error: status.message.filter(|_| failed).map(shortened),
         started: status.start_time.map(|t| t.0),
         progress_hash,
+        bytes: status.bytes,
     }
 }
 

@@ -647,6 +647,9 @@ impl JobIndex {
             let has_node_image = |n: &&String| self.nodes.contains_key(n.as_str());
             counters.unknown_nodes = names.iter().filter(|n| !has_node_image(n)).cloned().collect();
         }
+        if let Ok((image, tag)) = &work.job.image {
+            counters.pulled = work.pulled_bytes(|name| self.nodes.get(name)?.status(image, tag)?.bytes);
+        }
         let waits = counters.active == 0 && self.registry_limit.is_waiting(uid);
         counters.registry_full = self.registry_limit.full(uid).filter(|_| waits);
         (counters.pending_nodes, counters.pending_until) = self.pending_nodes.pending_for(work, now);
@@ -698,7 +701,11 @@ fn sync_node(work: &mut RunningJob, name: &NodeName, view: Option<&NodeImageView
         (NodeState::Pulling, TagState::Requested(since)) => since,
         _ => None,
     };
-    let error = view.status(image, tag).and_then(|status| status.error.clone());
+    let status = view.status(image, tag);
+    let error = status.and_then(|status| status.error.clone());
+    if let Some(bytes) = status.and_then(|status| status.bytes) {
+        work.set_image_bytes(bytes.total);
+    }
     if ended {
         work.set_awaited_pull(name, None);
     }

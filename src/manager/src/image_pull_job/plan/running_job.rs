@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::job::{NodeTargets, PullJob};
 use super::status::JobCounters;
 use crate::view::{NodeView, PodView, matches};
-use kruise_api::node_image::ReferenceObject;
+use kruise_api::node_image::{PulledBytes, ReferenceObject};
 use kruise_cluster::Key;
 
 /// Name of a node.
@@ -129,6 +129,8 @@ pub struct RunningJob {
     active_not_ready: BTreeSet<NodeName>,
     succeeded: usize,
     failed: BTreeSet<NodeName>,
+    /// Bytes of the image as a node reported them last; 0 if none has.
+    image_bytes: i64,
     /// Why nodes failed, or cannot be requested; for some of them.
     node_messages: BTreeMap<NodeName, String>,
     /// Nodes that wait for a pull that others requested before, and its version.
@@ -161,6 +163,7 @@ impl RunningJob {
             active_not_ready: BTreeSet::new(),
             succeeded: 0,
             failed: BTreeSet::new(),
+            image_bytes: 0,
             node_messages: BTreeMap::new(),
             awaited_pulls: BTreeMap::new(),
             unresponsive: BTreeMap::new(),
@@ -323,6 +326,39 @@ impl RunningJob {
             }
             Some(NodeState::Succeeded | NodeState::Failed) | None => false,
         }
+    }
+
+    /// Sets the bytes of the image.
+    pub fn set_image_bytes(&mut self, bytes: i64) {
+        self.image_bytes = bytes;
+    }
+
+    /// Bytes of the image that its nodes have together, without those that failed; `None` if no node has reported any.
+    /// `reported` is what a node that pulls has reported.
+    #[must_use]
+    pub fn pulled_bytes(&self, reported: impl Fn(&NodeName) -> Option<PulledBytes>) -> Option<PulledBytes> {
+        if self.image_bytes <= 0 {
+            return None;
+        }
+        let on_nodes = |count: usize| {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            self.image_bytes.saturating_mul(count)
+        };
+        let complete = PulledBytes {
+            done: on_nodes(self.succeeded),
+            total: on_nodes(self.nodes.len().saturating_sub(self.failed.len())),
+        };
+        let pulling = self
+            .nodes
+            .iter()
+            .filter(|(_, state)| **state == NodeState::Pulling);
+        let partial = pulling
+            .filter_map(|(name, _)| reported(name))
+            .map(|bytes| PulledBytes {
+                done: bytes.done.clamp(0, self.image_bytes),
+                total: 0,
+            });
+        Some(partial.fold(complete, |sum, bytes| sum + bytes))
     }
 
     /// Whether it has requested its image on nodes that have not ended.

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::job::{NodeTargets, PullJob, add_seconds};
 use super::registry_limit::RegistryFull;
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJobStatus, WAITING};
+use kruise_api::node_image::PulledBytes;
 use kruise_workload::names::join_first;
 
 /// Maximum number of failed nodes in a status. The counter includes all of them; ten thousand long names would not fit
@@ -34,6 +35,8 @@ pub struct JobCounters {
     pub succeeded: usize,
     /// Nodes whose pull failed, sorted.
     pub failed: BTreeSet<Arc<str>>,
+    /// Bytes of the image that the nodes have together, if they are known.
+    pub pulled: Option<PulledBytes>,
     /// Nodes without an outcome, requested or not, sorted; set only at the deadline.
     pub unfinished: BTreeSet<Arc<str>>,
     /// Names in the selector without a NodeImage, sorted.
@@ -425,7 +428,7 @@ pub fn known_conditions(written: &[Condition], watched: &[Condition]) -> Vec<Con
     foreign.chain(own).cloned().collect()
 }
 
-/// Whether two statuses are the same, but for conditions of others.
+/// Whether two statuses are the same, but for conditions of others, and for bytes, which cause no write.
 #[must_use]
 pub fn is_same(one: &ImagePullJobStatus, other: &ImagePullJobStatus) -> bool {
     let ImagePullJobStatus {
@@ -438,6 +441,7 @@ pub fn is_same(one: &ImagePullJobStatus, other: &ImagePullJobStatus) -> bool {
         message,
         failed_nodes,
         conditions,
+        progress: _,
     } = one;
     let counts = (desired, active, succeeded, failed);
     let own = conditions.iter().filter(|condition| is_own(condition));
@@ -479,6 +483,7 @@ fn build_status(
         observed_generation: None,
     };
     let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let max_percent = if counters.active > 0 { 99 } else { 100 };
     ImagePullJobStatus {
         start_time: Some(Time(started)),
         completion_time: ended.map(whole_second),
@@ -494,6 +499,10 @@ fn build_status(
             .map(ToString::to_string)
             .collect(),
         conditions: outcome.map(condition).into_iter().collect(),
+        progress: counters
+            .pulled
+            .filter(|_| ended.is_none())
+            .and_then(|bytes| bytes.in_words(max_percent)),
     }
 }
 

@@ -60,6 +60,7 @@ fn image(tags: Vec<TagView>, completed: Option<i64>) -> NodeImageView {
             started: None,
             error: None,
             progress_hash: 0,
+            bytes: None,
         })
     });
     NodeImageView {

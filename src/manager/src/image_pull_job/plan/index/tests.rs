@@ -276,6 +276,7 @@ impl FakeCluster {
                 started: None,
                 error: None,
                 progress_hash: 0,
+                bytes: None,
             })
             .collect();
         self.notify_index(n);

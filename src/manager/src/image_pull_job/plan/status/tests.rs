@@ -42,6 +42,23 @@ fn counters(succeeded: usize, failed: usize, active: usize, pending: usize) -> J
 }
 
 #[test]
+fn bytes_are_shown_while_the_job_runs_and_cause_no_write() {
+    let status = |counters: &JobCounters, mib: u64| {
+        let mut counters = counters.clone();
+        counters.pulled = Some(PulledBytes::new(mib << 20, 6 << 20));
+        job_status(&job(None, false), &counters, at(5)).status
+    };
+    let running = counters(1, 0, 1, 1);
+    let [before, after] = [3, 4].map(|mib| status(&running, mib));
+    assert_eq!(before.progress.as_deref(), Some("50% of 6.0 MiB"));
+    assert_eq!(after.progress.as_deref(), Some("66% of 6.0 MiB"));
+    assert!(is_same(&before, &after));
+    let unpacking = status(&running, 6).progress;
+    assert_eq!(unpacking.as_deref(), Some("99% of 6.0 MiB"));
+    assert_eq!(status(&counters(3, 0, 0, 0), 6).progress, None);
+}
+
+#[test]
 fn messages_match_upstream() {
     let message = |tally: &JobCounters, now| {
         job_status(&job(Some(10), false), tally, at(now))

@@ -1,6 +1,7 @@
 //! Regressions and important scenarios.
 
 use super::*;
+use kruise_api::node_image::PulledBytes;
 
 fn limits(each: usize) -> BTreeMap<Uid, usize> {
     (0..3).map(|n| (Uid::from(format!("uid{n}")), each)).collect()
@@ -40,6 +41,55 @@ fn outcome_survives_entry_expiry() {
     }
     let tally = world.index.counters(&"uid0".into(), false, at(0)).unwrap();
     assert_eq!((tally.desired, tally.succeeded), (2, 1));
+}
+
+#[test]
+fn bytes_of_nodes_that_pull_and_have_pulled_are_added() {
+    let mut world = FakeCluster::default();
+    let limits: BTreeMap<Uid, usize> = (0..3).map(|n| (Uid::from(format!("uid{n}")), 2)).collect();
+    for op in [
+        Op::AddNode(0),
+        Op::AddNode(1),
+        Op::AddNode(2),
+        Op::PutJob(0),
+        Op::Assign,
+        Op::Write,
+        Op::Write,
+    ] {
+        apply_op(&mut world, op, &limits, false);
+    }
+    let pulled = |world: &FakeCluster| {
+        let counters = world.index.counters(&"uid0".into(), false, at(0)).unwrap();
+        counters.pulled.map(|bytes| (bytes.done, bytes.total))
+    };
+    let report = |world: &mut FakeCluster, n: u8, bytes: Option<PulledBytes>| {
+        world.views.get_mut(&n).unwrap().statuses = vec![TagStatusView {
+            image: "nginx".into(),
+            tag: "1".into(),
+            version: 0,
+            phase: ImagePullPhase::Pulling,
+            completed: None,
+            started: None,
+            error: None,
+            progress_hash: 0,
+            bytes,
+        }];
+        world.notify_index(n);
+    };
+    for n in [0, 1] {
+        report(&mut world, n, None);
+    }
+    assert_eq!(pulled(&world), None);
+    world.index.take_dirty();
+    for (n, done) in [(0, 30), (1, 900)] {
+        report(&mut world, n, Some(PulledBytes { done, total: 100 }));
+    }
+    assert!(world.index.take_dirty().is_empty(), "bytes cause no write");
+    assert_eq!(pulled(&world), Some((30 + 100, 300)));
+    apply_op(&mut world, Op::ReportPulls(0, false), &limits, false);
+    assert_eq!(pulled(&world), Some((100, 200)));
+    apply_op(&mut world, Op::ReportPulls(1, true), &limits, false);
+    assert_eq!(pulled(&world), Some((100, 200)));
 }
 
 #[test]
@@ -255,6 +305,7 @@ fn status_change_touches_only_jobs_of_its_tag() {
         started: None,
         error: None,
         progress_hash: 0,
+        bytes: None,
     });
     world.notify_index(0);
     assert_eq!(world.index.take_dirty(), vec![Uid::from("uid2")]);
