@@ -64,7 +64,8 @@ pub fn parse_request(object: ContainerRecreateRequest) -> Option<RecreateRequest
         containers: containers.collect(),
         ignore_failures: strategy.failure_policy == Some(ContainerRecreateRequestFailurePolicyType::Ignore),
         ordered: strategy.ordered_recreate,
-        force: strategy.force_recreate,
+        // Otherwise a container other than that one could be stopped.
+        force: strategy.force_recreate && only.is_none(),
         grace_seconds: strategy.termination_grace_period_seconds,
         unready_grace_seconds: strategy.unready_grace_period_seconds,
         min_started_seconds: i64::from(strategy.min_started_seconds),
@@ -342,7 +343,7 @@ mod tests {
 
     #[test]
     fn request_may_name_the_only_container_to_stop() {
-        let recorded_with = |annotation: &str, names: &[&str]| {
+        let parsed_with = |annotation: &str, names: &[&str]| {
             let containers = names
                 .iter()
                 .map(|name| json!({"name": name, "statusContext": {"containerID": "containerd://new", "restartCount": 1}}));
@@ -352,18 +353,22 @@ mod tests {
                     "namespace": "ns", "name": "r", "uid": "u", "creationTimestamp": "2026-01-02T03:04:05Z",
                     "annotations": {"crr.apps.kruise.io/container-id": annotation},
                 },
-                "spec": {"podName": "web", "containers": containers.collect::<Vec<_>>()},
+                "spec": {
+                    "podName": "web", "containers": containers.collect::<Vec<_>>(),
+                    "strategy": {"forceRecreate": true},
+                },
             });
             let request = parse_request(serde_json::from_value(object).unwrap()).unwrap();
             let ids = request.containers.into_iter().map(|one| one.recorded_id.unwrap());
-            ids.collect::<Vec<_>>()
+            (ids.collect::<Vec<_>>(), request.force)
         };
-        let recorded = |names: &[&str]| recorded_with("containerd://old", names);
-        assert_eq!(recorded(&["a"]), ["containerd://old"]);
+        let parsed = |names: &[&str]| parsed_with("containerd://old", names);
+        assert_eq!(parsed(&["a"]), (vec!["containerd://old".to_owned()], false));
         // It is of no container, and must not become large in each row of the status.
-        let long = recorded_with(&"x".repeat(300_000), &["a"]);
+        let (long, _) = parsed_with(&"x".repeat(300_000), &["a"]);
         assert!(long[0].len() < 1100 && long[0] != "containerd://new");
-        assert_eq!(recorded(&["a", "b"]), ["containerd://new", "containerd://new"]);
+        let several = vec!["containerd://new".to_owned(); 2];
+        assert_eq!(parsed(&["a", "b"]), (several, true));
     }
 
     #[test]
