@@ -618,6 +618,41 @@ mod tests {
         assert_eq!(reconciler.state.attempts.get(&key), Some(&queued(false)));
     }
 
+    /// A write of the request's status.
+    fn status_write(request: &RecreateRequest) -> StatusWrite {
+        StatusWrite {
+            request_uid: request.uid.clone(),
+            status: request.status.clone(),
+            waiting_reason: None,
+            urgency: plan::Urgency::Now,
+        }
+    }
+
+    /// Writes the status of the request, which the API server does not find.
+    async fn write_status(reconciler: &mut PodReconciler, request: &Arc<RecreateRequest>) {
+        let now = reconciler.shared.now();
+        let writer = &mut reconciler.status_writer;
+        writer.set_pending(&[status_write(request)], std::slice::from_ref(request), now);
+        writer.start_due(now);
+        assert!(writer.next_written().await.is_none());
+        assert!(writer.is_deleted(&request.uid));
+    }
+
+    /// Otherwise more of its containers would be stopped, for as long as the watch is behind.
+    #[tokio::test]
+    async fn request_that_the_api_server_does_not_find_ends_before_the_watch_shows_it() {
+        let (shared, _) = node_with_api_response(404);
+        let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"), Arc::default());
+        let request = reconciler.sync_requests().remove(0);
+        write_status(&mut reconciler, &request).await;
+        assert!(reconciler.sync_requests().is_empty());
+        let now = reconciler.shared.now();
+        let writer = &mut reconciler.status_writer;
+        writer.set_pending(&[status_write(&request)], &[request], now);
+        assert_eq!(writer.start_due(now), None);
+        assert!(writer.idle(), "nothing more is written");
+    }
+
     /// The API server has reported its deletion before the watch did.
     #[tokio::test]
     async fn deleted_request_is_shown_until_its_stop_has_ended() {
@@ -625,18 +660,7 @@ mod tests {
         let request = shared.requests.list().remove(0);
         Arc::get_mut(&mut shared).unwrap().requests = Store::from_objects([]);
         let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"), Arc::default());
-        let write = StatusWrite {
-            request_uid: request.uid.clone(),
-            status: request.status.clone(),
-            waiting_reason: None,
-            urgency: plan::Urgency::Now,
-        };
-        let now = reconciler.shared.now();
-        let writer = &mut reconciler.status_writer;
-        writer.set_pending(&[write], std::slice::from_ref(&request), now);
-        writer.start_due(now);
-        assert!(writer.next_written().await.is_none());
-        assert!(writer.is_deleted(&request.uid));
+        write_status(&mut reconciler, &request).await;
         let key = request.container_key("main");
         reconciler.tracked_requests.insert(request.uid.clone(), request);
         for in_progress in [true, false] {

@@ -96,20 +96,23 @@ impl StatusWriter {
     }
 
     /// The watched requests, each in its newest version: ours if the watch is behind, for however long. Otherwise a
-    /// completed request would be executed again.
+    /// completed request would be executed again. One that the API server no longer has is terminating.
     pub fn latest(&mut self, watched: Vec<Arc<RecreateRequest>>) -> Vec<Arc<RecreateRequest>> {
         let mut latest = Vec::with_capacity(watched.len());
-        let mut still_unconfirmed = BTreeMap::new();
-        for request in watched {
-            match self.unconfirmed.remove(&request.uid) {
-                Some(own) if is_newer(own.written(), &request) => {
-                    latest.push(Arc::clone(own.written()));
-                    still_unconfirmed.insert(request.uid.clone(), own);
-                }
-                _ => latest.push(request),
+        let (mut unconfirmed, deleted) = (mem::take(&mut self.unconfirmed), mem::take(&mut self.deleted));
+        for mut request in watched {
+            let uid = request.uid.clone();
+            let own = unconfirmed.remove(&uid);
+            if let Some(own) = own.filter(|own| is_newer(own.written(), &request)) {
+                request = Arc::clone(own.written());
+                self.unconfirmed.insert(uid.clone(), own);
             }
+            if deleted.contains(&uid) {
+                Arc::make_mut(&mut request).terminating = true;
+                self.deleted.insert(uid);
+            }
+            latest.push(request);
         }
-        self.unconfirmed = still_unconfirmed;
         latest
     }
 
@@ -118,7 +121,8 @@ impl StatusWriter {
         let by_uid: BTreeMap<&str, _> = requests.iter().map(|request| (&*request.uid, request)).collect();
         let mut pending = BTreeMap::new();
         for write in writes {
-            let Some(base) = by_uid.get(&*write.request_uid) else {
+            let base = by_uid.get(&*write.request_uid);
+            let Some(base) = base.filter(|request| !self.deleted.contains(&request.uid)) else {
                 continue;
             };
             let since = self
@@ -229,14 +233,8 @@ impl StatusWriter {
             }
             StatusWriteResult::NotFound => {
                 self.deleted.insert(uid.to_owned());
-                // Until the watch shows its deletion.
-                if let Some(own) = self.unconfirmed.get(uid) {
-                    let mut request = Arc::clone(own.written());
-                    Arc::make_mut(&mut request).terminating = true;
-                    self.unconfirmed
-                        .insert(uid.to_owned(), Unconfirmed::new(request, now));
-                }
-                self.back_off(uid, now, None);
+                self.pending.remove(uid);
+                self.unconfirmed.remove(uid);
                 None
             }
             StatusWriteResult::Failed(error) => {
