@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{Api, Resource};
 use serde_json::{Value, json};
 
-use super::plan::{Action, targets_pod};
+use super::plan::{Action, label, targets_pod};
 use crate::Context;
 use crate::pod_readiness::set_not_ready;
 use crate::view::{PodView, RawPod};
@@ -68,7 +68,8 @@ impl RequestExecutor<'_> {
                 let phase = ContainerRecreateRequestStatus::default().phase;
                 let body = json!({ "metadata": self.resource_version(), "status": { "phase": phase, "conditions": conditions } });
                 self.patch_status(body).await?;
-                tracing::info!(request = %self.key, node = self.node(), "no kruise-daemon has started the request");
+                let node = label(self.request, keys::CRR_NODE_NAME);
+                tracing::info!(request = %self.key, node, "no kruise-daemon has started the request");
                 Ok(())
             }
             Action::SetConditions(conditions) => {
@@ -124,12 +125,6 @@ impl RequestExecutor<'_> {
         );
     }
 
-    /// The node of the request's Pod, if the request has the label.
-    fn node(&self) -> Option<&str> {
-        let labels = self.request.metadata.labels.as_ref()?;
-        labels.get(keys::CRR_NODE_NAME).map(String::as_str)
-    }
-
     /// Whether the Pod exists: the watch of Pods may be behind that of requests.
     async fn pod_exists(&self) -> Result<bool, Error> {
         let namespace = self.key.namespace.as_deref().unwrap_or_default();
@@ -172,10 +167,10 @@ impl RequestExecutor<'_> {
 
     /// Marks the Pod not ready on the request's behalf, or releases it.
     async fn set_not_ready(&self, not_ready: bool) -> Result<(), Error> {
-        // A deleted Pod needs nothing, and this request does not block a new Pod of the same name.
-        let Some(pod) = self.pod else { return Ok(()) };
-        let labels = self.request.metadata.labels.as_ref();
-        let uid = labels.and_then(|l| l.get(keys::CRR_POD_UID)).unwrap_or(&pod.uid);
+        // The store may lack a Pod that it cannot read. A deleted Pod needs nothing, and this request does not block a
+        // new Pod of the same name.
+        let uid = label(self.request, keys::CRR_POD_UID).or(self.pod.map(|pod| pod.uid.as_str()));
+        let Some(uid) = uid else { return Ok(()) };
         let name = Key {
             namespace: self.key.namespace.clone(),
             name: self.request.spec.pod_name.clone(),
@@ -205,5 +200,53 @@ impl RequestExecutor<'_> {
         });
         let body = json!({ "metadata": self.resource_version(), "status": { "conditions": conditions } });
         self.patch_status(body).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::{Arc, Mutex};
+
+    use kube::client::Body;
+
+    use super::*;
+    use kruise_api::container_recreate_request::ContainerRecreateRequestSpec;
+
+    /// Otherwise it would stay out of its Services for ever.
+    #[tokio::test]
+    async fn pod_that_the_store_lacks_is_released() {
+        let calls: Arc<Mutex<Vec<String>>> = Arc::default();
+        let recorded = Arc::clone(&calls);
+        let service = tower::service_fn(move |call: http::Request<Body>| {
+            let line = format!("{} {}", call.method(), call.uri().path());
+            recorded.lock().unwrap().push(line);
+            let pod = json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p", "namespace": "n", "uid": "u" },
+                "status": { "conditions": [{ "type": "KruisePodReady", "status": "False",
+                    "message": r#"[{"userAgent":"ContainerRecreateRequest","key":"n/r"}]"# }] },
+            });
+            let body = Body::from(pod.to_string().into_bytes());
+            std::future::ready(http::Response::builder().body(body))
+        });
+        let ctx = Context::for_test(kube::Client::new(service, "default"));
+        let spec = ContainerRecreateRequestSpec {
+            pod_name: "p".to_owned(),
+            ..ContainerRecreateRequestSpec::default()
+        };
+        let mut request = ContainerRecreateRequest::new("r", spec);
+        request.metadata.labels = Some([(keys::CRR_POD_UID.to_owned(), "u".to_owned())].into());
+        let (key, now) = (Key::namespaced("n", "r"), Timestamp::UNIX_EPOCH);
+        let action = Action::Finalize { mark_ready: true };
+        execute(&ctx, &key, &request, None, action, now).await.unwrap();
+        let calls = calls.lock().unwrap();
+        let (get, patch) = (
+            "GET /api/v1/namespaces/n/pods/p",
+            "PATCH /api/v1/namespaces/n/pods/p/status",
+        );
+        assert_eq!(
+            calls.get(..2),
+            Some([get.to_owned(), patch.to_owned()].as_slice())
+        );
     }
 }

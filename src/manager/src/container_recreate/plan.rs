@@ -329,7 +329,9 @@ fn has_finalizer(request: &ContainerRecreateRequest) -> bool {
     finalizers.into_iter().any(|f| f == keys::CRR_UNREADY_ACQUIRED)
 }
 
-fn label<'a>(request: &'a ContainerRecreateRequest, key: &str) -> Option<&'a str> {
+/// The value of a label of the request.
+#[must_use]
+pub fn label<'a>(request: &'a ContainerRecreateRequest, key: &str) -> Option<&'a str> {
     request.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
