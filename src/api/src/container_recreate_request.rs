@@ -285,11 +285,11 @@ impl ContainerRecreateRequestStatus {
         self.conditions.iter().any(is_waiting_for_daemon)
     }
 
-    /// Whether a condition reports how the request ended.
+    /// The condition that reports how the request ended.
     #[must_use]
-    pub fn has_final_condition(&self) -> bool {
-        let is_final = |condition: &Condition| [COMPLETE, FAILED].contains(&condition.type_.as_str());
-        self.conditions.iter().any(is_final)
+    pub fn final_condition(&self) -> Option<&Condition> {
+        let mut conditions = self.conditions.iter();
+        conditions.find(|condition| [COMPLETE, FAILED].contains(&condition.type_.as_str()))
     }
 
     /// Removes condition `Waiting`, and adds condition `Complete` or `Failed` if the request has finished; `node` is

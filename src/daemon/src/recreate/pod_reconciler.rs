@@ -23,9 +23,7 @@ use super::runtime_queue::{OBSERVE_TIMEOUT, ObserveLimit};
 use super::status_writer::StatusWriter;
 use crate::hook;
 use crate::pods::STOP_BACKOFF;
-use kruise_api::container_recreate_request::{
-    COMPLETE, ContainerRecreateRequest, FAILED, is_sidecar_termination,
-};
+use kruise_api::container_recreate_request::{ContainerRecreateRequest, FAILED, is_sidecar_termination};
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key};
 use kruise_ops::metrics::metrics;
@@ -502,14 +500,7 @@ impl PodReconciler {
             return;
         };
         let took = self.shared.now().mono.saturating_sub(since);
-        let find_condition = |type_: &&str| {
-            request
-                .status
-                .conditions
-                .iter()
-                .find(|condition| condition.type_ == **type_)
-        };
-        let condition = [COMPLETE, FAILED].iter().find_map(find_condition);
+        let condition = request.status.final_condition();
         let failed = condition.is_none_or(|condition| condition.type_ == FAILED);
         let is_termination =
             condition.is_some_and(|condition| is_sidecar_termination(&request.name, &condition.message));

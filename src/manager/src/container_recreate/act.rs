@@ -10,7 +10,7 @@ use crate::Context;
 use crate::pod_readiness::set_not_ready;
 use crate::view::{PodView, RawPod};
 use kruise_api::container_recreate_request::{
-    COMPLETE, ContainerRecreateRequest, ContainerRecreateRequestStatus, FAILED, POD_GONE_MESSAGE,
+    ContainerRecreateRequest, ContainerRecreateRequestStatus, POD_GONE_MESSAGE,
 };
 use kruise_api::json::set;
 use kruise_api::keys;
@@ -107,11 +107,9 @@ impl RequestExecutor<'_> {
 
     /// Publishes an event: the manager, not the daemon, completed the request.
     fn publish_completion(&self, status: &ContainerRecreateRequestStatus) {
-        let outcome = status
-            .conditions
-            .iter()
-            .find(|c| [COMPLETE, FAILED].contains(&c.type_.as_str()));
-        let Some(outcome) = outcome else { return };
+        let Some(outcome) = status.final_condition() else {
+            return;
+        };
         let (pod, reason) = (&self.request.spec.pod_name, &outcome.reason);
         tracing::info!(request = %self.key, pod, reason, message = outcome.message, "ended the request");
         let events = &self.ctx.cluster.events;

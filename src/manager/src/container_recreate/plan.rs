@@ -142,7 +142,7 @@ pub fn plan(
     if status.phase != Phase::Recreating {
         return Plan::wait_until(wake);
     }
-    if requests_grace_period(request) && !grace_period_started(&status) {
+    if requests_grace_period(request) && status.unready_since().is_none() {
         return plan_grace_period(request, pod);
     }
     let new = new_container_statuses(request, &status, pod);
@@ -178,7 +178,7 @@ fn plan_finished(request: &ContainerRecreateRequest, status: &Status, now: Times
     let guarded = has_finalizer(request);
     let terminating = request.metadata.deletion_timestamp.is_some();
     let finalizing = !terminating && label(request, keys::CRR_ACTIVE).is_some();
-    if finalizing && (!status.has_final_condition() || status.waits_for_daemon()) {
+    if finalizing && (status.final_condition().is_none() || status.waits_for_daemon()) {
         return Plan::with_action(conditions_action(request, status.clone()));
     }
     if guarded || finalizing {
@@ -317,13 +317,6 @@ fn requests_grace_period(request: &ContainerRecreateRequest) -> bool {
     strategy.is_some_and(|s| s.unready_grace_period_seconds.is_some())
 }
 
-fn grace_period_started(status: &Status) -> bool {
-    status
-        .conditions
-        .iter()
-        .any(|c| c.type_ == keys::PRE_RECREATE_GRACE && c.status == "True")
-}
-
 fn has_finalizer(request: &ContainerRecreateRequest) -> bool {
     let finalizers = request.metadata.finalizers.iter().flatten();
     finalizers.into_iter().any(|f| f == keys::CRR_UNREADY_ACQUIRED)
@@ -344,7 +337,7 @@ fn new_container_statuses(
     let force = request.spec.strategy.as_ref().is_some_and(|s| s.force_recreate);
     let is_new = |name: &str, id: &str, restarts: i32| {
         let requested = request.spec.containers.iter().find(|c| c.name == name)?;
-        let state = status.container_recreate_states.iter().find(|s| s.name == name);
+        let state = status.state(name);
         let recorded = requested.status_context.as_ref();
         // The daemon recorded the container that it was about to replace; else use the one that admission recorded.
         let changed = match state.and_then(|s| s.container_id.as_ref()) {

@@ -523,7 +523,7 @@ fn has_stopped_container(request: &ContainerRecreateRequest) -> bool {
 fn result(request: &ContainerRecreateRequest) -> Option<Result<(), String>> {
     let mut status = request.status.clone()?;
     status.completion_time.as_ref()?;
-    if !status.has_final_condition() {
+    if status.final_condition().is_none() {
         // A daemon of OpenKruise writes none.
         let labels = request.metadata.labels.as_ref();
         let node = labels.and_then(|labels| labels.get(keys::CRR_NODE_NAME));
