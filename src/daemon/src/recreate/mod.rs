@@ -352,13 +352,13 @@ mod tests {
             let (shared, written) = node_with_api_response(code);
             let requests = shared.requests.list();
             let write = StatusWrite {
-                request_uid: "panicking".to_owned(),
+                request: Arc::clone(&requests[0]),
                 status: ContainerRecreateRequestStatus::default(),
                 waiting_reason: None,
                 urgency: Urgency::Now,
             };
             let mut writer = StatusWriter::new(Arc::clone(&shared));
-            writer.set_pending(&[write], &requests, shared.now());
+            writer.set_pending(&[write], shared.now());
             for _ in 0..8 {
                 writer.start_due(shared.now());
                 assert!(writer.next_written().await.is_none());
@@ -382,14 +382,14 @@ mod tests {
             ..ContainerRecreateRequestStatus::default()
         };
         let write = StatusWrite {
-            request_uid: "panicking".to_owned(),
+            request: Arc::clone(&requests[0]),
             status,
             waiting_reason: None,
             urgency: Urgency::Now,
         };
         let mut writer = StatusWriter::new(Arc::clone(&shared));
         let panics = inject_panic(NAME, "panicking");
-        writer.set_pending(&[write], &requests, shared.now());
+        writer.set_pending(&[write], shared.now());
         writer.start_due(shared.now());
         assert!(writer.next_written().await.is_none());
         assert_eq!(panics.times(), 1);
@@ -450,13 +450,13 @@ mod tests {
             ..RecreateRequest::default()
         })];
         let write = StatusWrite {
-            request_uid: "u".to_owned(),
+            request: Arc::clone(&watched[0]),
             status: ContainerRecreateRequestStatus::default(),
             waiting_reason: None,
             urgency: Urgency::Now,
         };
         let mut writer = StatusWriter::new(Arc::clone(&shared));
-        writer.set_pending(&[write], &watched, shared.now());
+        writer.set_pending(&[write], shared.now());
         writer.start_due(shared.now());
         assert!(writer.next_written().await.is_some());
         for read in 1..=3 {
@@ -483,27 +483,27 @@ mod tests {
         });
         let (mut shared, _) = node_with_panicking_runtime();
         Arc::get_mut(&mut shared).unwrap().ctx = Context::for_test(kube::Client::new(service, "default"));
-        let requests = vec![Arc::new(RecreateRequest {
+        let request = Arc::new(RecreateRequest {
             uid: "u".to_owned(),
             namespace: "team".to_owned(),
             name: "again".to_owned(),
             ..RecreateRequest::default()
-        })];
+        });
         let writes = [StatusWrite {
-            request_uid: "u".to_owned(),
+            request,
             status: ContainerRecreateRequestStatus::default(),
             waiting_reason: None,
             urgency: Urgency::Now,
         }];
         let mut writer = StatusWriter::new(Arc::clone(&shared));
-        writer.set_pending(&writes, &requests, shared.now());
+        writer.set_pending(&writes, shared.now());
         writer.start_due(shared.now());
         assert!(writer.next_written().await.is_some());
         let expires_at = writer.start_due(shared.now()).unwrap();
         tokio::time::sleep_until(shared.instant_at(expires_at)).await;
         writer.start_due(shared.now());
         assert!(writer.is_writing("u"));
-        writer.set_pending(&writes, &requests, shared.now());
+        writer.set_pending(&writes, shared.now());
         let (stored, _) = writer.flush(Instant::now() + Duration::from_secs(1)).await;
         assert_eq!(stored.len(), 1);
     }
@@ -541,7 +541,7 @@ mod tests {
         let writes: Vec<_> = requests
             .iter()
             .map(|request| StatusWrite {
-                request_uid: request.uid.clone(),
+                request: Arc::clone(request),
                 status: ContainerRecreateRequestStatus::default(),
                 waiting_reason: None,
                 urgency: Urgency::Now,
@@ -549,7 +549,7 @@ mod tests {
             .collect();
         for at_shutdown in [false, true] {
             let mut writer = StatusWriter::new(Arc::clone(&shared));
-            writer.set_pending(&writes, &requests, shared.now());
+            writer.set_pending(&writes, shared.now());
             if at_shutdown {
                 let until = Instant::now() + Duration::from_secs(60);
                 assert!(writer.flush(until).await.1);

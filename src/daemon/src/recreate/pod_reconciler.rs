@@ -278,8 +278,7 @@ impl PodReconciler {
             "looked at the requests of a Pod"
         );
         self.publish_status(&observed, &plan);
-        self.status_writer
-            .set_pending(&plan.writes, &observed.requests, now);
+        self.status_writer.set_pending(&plan.writes, now);
         self.prune_attempts(&observed, &plan);
         *last_observed = Some(observed);
         [plan.requeue, self.status_writer.start_due(now)]
@@ -295,7 +294,7 @@ impl PodReconciler {
             request.is_none_or(|request| super::is_finished(request))
         };
         let (writer, has_write) = (&self.status_writer, |uid: &str| {
-            plan.writes.iter().any(|write| write.request_uid == uid)
+            plan.writes.iter().any(|write| write.request.uid == uid)
         });
         self.state.attempts.retain(|key, attempt| {
             let uid = key.request_uid.as_str();
@@ -547,8 +546,7 @@ impl PodReconciler {
         observed.state = self.state.clone();
         observed.requests = self.status_writer.latest(observed.requests);
         let plan = plan::plan(&observed, now);
-        self.status_writer
-            .set_pending(&plan.writes, &observed.requests, now);
+        self.status_writer.set_pending(&plan.writes, now);
         let until = tokio::time::Instant::now() + FLUSH_TIMEOUT;
         let (stored, all) = self.status_writer.flush(until).await;
         if !all {
@@ -610,9 +608,9 @@ mod tests {
     }
 
     /// A write of the request's status.
-    fn status_write(request: &RecreateRequest) -> StatusWrite {
+    fn status_write(request: &Arc<RecreateRequest>) -> StatusWrite {
         StatusWrite {
-            request_uid: request.uid.clone(),
+            request: Arc::clone(request),
             status: request.status.clone(),
             waiting_reason: None,
             urgency: plan::Urgency::Now,
@@ -623,7 +621,7 @@ mod tests {
     async fn write_status(reconciler: &mut PodReconciler, request: &Arc<RecreateRequest>) {
         let now = reconciler.shared.now();
         let writer = &mut reconciler.status_writer;
-        writer.set_pending(&[status_write(request)], std::slice::from_ref(request), now);
+        writer.set_pending(&[status_write(request)], now);
         writer.start_due(now);
         assert!(writer.next_written().await.is_none());
         assert!(writer.is_deleted(&request.uid));
@@ -639,7 +637,7 @@ mod tests {
         assert!(reconciler.sync_requests().is_empty());
         let now = reconciler.shared.now();
         let writer = &mut reconciler.status_writer;
-        writer.set_pending(&[status_write(&request)], &[request], now);
+        writer.set_pending(&[status_write(&request)], now);
         assert_eq!(writer.start_due(now), None);
         assert!(writer.idle(), "nothing more is written");
     }

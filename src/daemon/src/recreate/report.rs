@@ -30,19 +30,11 @@ pub enum StatusWriteResult {
 }
 
 /// Writes a status on top of the resource version that the decision was based on.
-pub async fn write_status(
-    cluster: &Cluster,
-    node: &str,
-    request: &RecreateRequest,
-    write: &StatusWrite,
-) -> StatusWriteResult {
+pub async fn write_status(cluster: &Cluster, node: &str, write: &StatusWrite) -> StatusWriteResult {
+    let request = &write.request;
     let api: Api<ContainerRecreateRequest> = Api::namespaced(cluster.client.clone(), &request.namespace);
-    let result = write::patch_status_merge(
-        &api,
-        &request.name,
-        &status_patch(request, write, node, cluster.clock.now()),
-    )
-    .await;
+    let patch = status_patch(write, node, cluster.clock.now());
+    let result = write::patch_status_merge(&api, &request.name, &patch).await;
     match result.and_then(Stored::object).map(observe::parse_request) {
         Ok(Some(stored)) if stored.uid == request.uid => StatusWriteResult::Stored(Box::new(stored)),
         Ok(_) => StatusWriteResult::NotFound,
@@ -65,7 +57,8 @@ pub async fn read_request(cluster: &Cluster, request: &RecreateRequest) -> Statu
 }
 
 /// Our own fields, and the conditions if one of ours changes.
-fn status_patch(request: &RecreateRequest, write: &StatusWrite, node: &str, now: Timestamp) -> Value {
+fn status_patch(write: &StatusWrite, node: &str, now: Timestamp) -> Value {
+    let request = &write.request;
     let mut status = write.status.clone();
     status.conditions.clone_from(&request.status.conditions);
     if let Some(at) = &mut status.completion_time {
@@ -183,6 +176,7 @@ fn container_status(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use jiff::SignedDuration;
@@ -249,22 +243,18 @@ mod tests {
         let wait = WaitReason::Queued {
             behind: Some("first".to_owned()),
         };
-        let write = |message: Option<String>, waits| StatusWrite {
-            request_uid: String::new(),
+        let write = |request: RecreateRequest, message: Option<String>, waits| StatusWrite {
             status: ContainerRecreateRequestStatus {
                 message,
-                ..ContainerRecreateRequestStatus::default()
+                ..request.status.clone()
             },
+            request: Arc::new(request),
             waiting_reason: waits,
             urgency: Urgency::Now,
         };
-        let waiting_write = write(Some(wait.to_string()), Some(wait.condition_reason()));
-        let written = status_patch(
-            &RecreateRequest::default(),
-            &waiting_write,
-            "n",
-            Timestamp::UNIX_EPOCH,
-        );
+        let reason = Some(wait.condition_reason());
+        let waiting_write = write(RecreateRequest::default(), Some(wait.to_string()), reason);
+        let written = status_patch(&waiting_write, "n", Timestamp::UNIX_EPOCH);
         let condition = &written["status"]["conditions"][0];
         assert_eq!(
             (&condition["type"], &condition["reason"]),
@@ -276,11 +266,8 @@ mod tests {
         let mut waiting = RecreateRequest::default();
         waiting.status.conditions = serde_json::from_value(conditions.clone()).unwrap_or_default();
         let later = Timestamp::UNIX_EPOCH + SignedDuration::from_hours(1);
-        let next_write = write(
-            Some("behind another one".to_owned()),
-            Some(wait.condition_reason()),
-        );
-        let written = status_patch(&waiting, &next_write, "n", later);
+        let next_write = write(waiting.clone(), Some("behind another one".to_owned()), reason);
+        let written = status_patch(&next_write, "n", later);
         let next_condition = &written["status"]["conditions"][0];
         assert_eq!(next_condition["message"], "behind another one");
         assert_eq!(
@@ -288,13 +275,7 @@ mod tests {
             "it has waited since then"
         );
 
-        let mut running_write = write(None, None);
-        running_write.status.conditions = serde_json::from_value(conditions).unwrap_or_default();
-        let waiting = RecreateRequest {
-            status: running_write.status.clone(),
-            ..RecreateRequest::default()
-        };
-        let written = status_patch(&waiting, &running_write, "n", Timestamp::UNIX_EPOCH);
+        let written = status_patch(&write(waiting, None, None), "n", Timestamp::UNIX_EPOCH);
         assert_eq!(written["status"]["conditions"], json!([]));
     }
 }

@@ -18,10 +18,6 @@ use kruise_api::unconfirmed::Unconfirmed;
 use kruise_cluster as cluster;
 use kruise_ops::panics::catch_panic;
 
-/// How long a transition waits for others, so that one write contains them all.
-const COALESCE_DELAY: Duration = Duration::from_millis(100);
-/// How long a step must last before a change of only its message is written.
-const MESSAGE_ONLY_DELAY: Duration = Duration::from_secs(3);
 /// The delay after failed writes.
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// The delay after a permanent error: the write cannot succeed until something changes.
@@ -49,21 +45,8 @@ pub struct StatusWriter {
 
 struct PendingStatusWrite {
     write: StatusWrite,
-    /// The version of the request that the decision was based on.
-    base: Arc<RecreateRequest>,
     /// Since when the status in the API server has differed.
     since: Duration,
-}
-
-impl PendingStatusWrite {
-    fn due_at(&self) -> Duration {
-        self.since
-            + match self.write.urgency {
-                Urgency::Now => Duration::ZERO,
-                Urgency::Soon => COALESCE_DELAY,
-                Urgency::IfUnchanged => MESSAGE_ONLY_DELAY,
-            }
-    }
 }
 
 impl StatusWriter {
@@ -117,26 +100,16 @@ impl StatusWriter {
     }
 
     /// Replaces the pending writes.
-    pub fn set_pending(&mut self, writes: &[StatusWrite], requests: &[Arc<RecreateRequest>], now: Clocks) {
-        let by_uid: BTreeMap<&str, _> = requests.iter().map(|request| (&*request.uid, request)).collect();
+    pub fn set_pending(&mut self, writes: &[StatusWrite], now: Clocks) {
         let mut pending = BTreeMap::new();
         for write in writes {
-            let base = by_uid.get(&*write.request_uid);
-            let Some(base) = base.filter(|request| !self.deleted.contains(&request.uid)) else {
+            let uid = &write.request.uid;
+            if self.deleted.contains(uid) {
                 continue;
-            };
-            let since = self
-                .pending
-                .get(&write.request_uid)
-                .map_or(now.mono, |previous| previous.since);
-            pending.insert(
-                write.request_uid.clone(),
-                PendingStatusWrite {
-                    write: write.clone(),
-                    base: Arc::clone(base),
-                    since,
-                },
-            );
+            }
+            let since = self.pending.get(uid).map_or(now.mono, |previous| previous.since);
+            let write = write.clone();
+            pending.insert(uid.clone(), PendingStatusWrite { write, since });
         }
         self.pending = pending;
         self.backoffs.retain(|uid, _| self.pending.contains_key(uid));
@@ -153,7 +126,7 @@ impl StatusWriter {
                 continue;
             }
             let retry_at = self.backoffs.get(uid).map_or(Duration::ZERO, |(_, until)| *until);
-            let due = pending.due_at().max(retry_at);
+            let due = (pending.since + pending.write.urgency.delay()).max(retry_at);
             if due > now.mono {
                 next = Some(next.map_or(due, |next| next.min(due)));
                 continue;
@@ -162,12 +135,12 @@ impl StatusWriter {
         }
         ready.sort_by_key(|(due, pending)| (pending.write.urgency, *due));
         let free = MAX_WRITES_IN_FLIGHT.saturating_sub(self.in_flight.len());
-        for (_, PendingStatusWrite { base, write, .. }) in ready.into_iter().take(free) {
+        for (_, PendingStatusWrite { write, .. }) in ready.into_iter().take(free) {
             spawn_task(
                 &mut self.write_tasks,
                 &mut self.in_flight,
                 &self.shared,
-                base,
+                &write.request,
                 Some(write.clone()),
             );
         }
@@ -262,13 +235,14 @@ impl StatusWriter {
         let mut all_stored = Vec::new();
         loop {
             while self.write_tasks.len() < MAX_WRITES_IN_FLIGHT
-                && let Some((_, PendingStatusWrite { base, write, .. })) = left.pop_first()
+                && let Some((_, PendingStatusWrite { write, .. })) = left.pop_first()
             {
+                let request = Arc::clone(&write.request);
                 spawn_task(
                     &mut self.write_tasks,
                     &mut self.in_flight,
                     &self.shared,
-                    &base,
+                    &request,
                     Some(write),
                 );
             }
@@ -317,7 +291,7 @@ fn spawn_task(
         let call = async {
             let cluster = &shared.ctx.cluster;
             match &write {
-                Some(write) => report::write_status(cluster, &shared.ctx.node_name, &base, write).await,
+                Some(write) => report::write_status(cluster, &shared.ctx.node_name, write).await,
                 None => report::read_request(cluster, &base).await,
             }
         };

@@ -370,7 +370,7 @@ impl FakeNode {
         for write in &next_plan.writes {
             moments.extend(
                 self.pending_writes
-                    .get(&write.request_uid)
+                    .get(&write.request.uid)
                     .map(|since| since + write_delay(write.urgency)),
             );
         }
@@ -380,9 +380,5 @@ impl FakeNode {
 
 /// How long a write of that urgency waits for more changes.
 fn write_delay(urgency: Urgency) -> Ms {
-    match urgency {
-        Urgency::Now => 0,
-        Urgency::Soon => 100,
-        Urgency::IfUnchanged => 3_000,
-    }
+    urgency.delay().as_millis() as Ms
 }

@@ -88,7 +88,7 @@ fn plan_cancellations(plan: &mut Plan, observed: &Observed, turns: &[(Arc<Recrea
 }
 
 /// A request that has ended while a container was still being stopped.
-fn finish_stops(plan: &mut Plan, observed: &Observed, request: &RecreateRequest) {
+fn finish_stops(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateRequest>) {
     if request.status.completion_time.is_none() && !request.terminating {
         return;
     }
@@ -111,7 +111,7 @@ fn finish_stops(plan: &mut Plan, observed: &Observed, request: &RecreateRequest)
 }
 
 /// The request that has its turn.
-fn run_request(plan: &mut Plan, observed: &Observed, request: &RecreateRequest, now: Clocks) {
+fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateRequest>, now: Clocks) {
     let pod = match &observed.pod {
         PodObservation::Present(pod) => pod,
         // `queue` has ended the request of a deleted Pod.
@@ -203,7 +203,7 @@ fn push_progress(
 /// A request that only waits for now.
 fn wait_request(
     plan: &mut Plan,
-    request: &RecreateRequest,
+    request: &Arc<RecreateRequest>,
     reason: WaitReason,
     requeue_at: Option<Duration>,
 ) {
@@ -223,7 +223,7 @@ fn wait_request(
 fn end_request(
     plan: &mut Plan,
     observed: &Observed,
-    request: &RecreateRequest,
+    request: &Arc<RecreateRequest>,
     reason: &EndReason,
     now: Clocks,
 ) {

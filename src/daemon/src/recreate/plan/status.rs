@@ -1,5 +1,7 @@
 //! The status of a request: one write per transition, none without a change.
 
+use std::sync::Arc;
+
 use super::evaluate::{ContainerEvaluation, strip_scheme};
 use super::queue::EndReason;
 use super::steps::{ContainerStep, WaitReason};
@@ -13,7 +15,7 @@ use kruise_api::container_recreate_request::{
 };
 
 /// The status of a request that only waits for now.
-pub fn waiting(request: &RecreateRequest, reason: &WaitReason) -> Option<StatusWrite> {
+pub fn waiting(request: &Arc<RecreateRequest>, reason: &WaitReason) -> Option<StatusWrite> {
     let phase = match (reason, &request.status.phase) {
         (WaitReason::Queued { .. }, _) => Phase::Pending,
         // The managers of both projects act on a request only once it is Recreating.
@@ -35,7 +37,7 @@ pub fn waiting(request: &RecreateRequest, reason: &WaitReason) -> Option<StatusW
 
 /// The status of the request that has its turn.
 pub fn running(
-    request: &RecreateRequest,
+    request: &Arc<RecreateRequest>,
     observed: &Observed,
     containers: &[ContainerEvaluation],
     wait: Option<&WaitReason>,
@@ -59,7 +61,7 @@ pub fn running(
     }
     // The stop waits for this write, even if the stored status is equal except for dropped fields.
     Some(StatusWrite {
-        request_uid: request.uid.clone(),
+        request: Arc::clone(request),
         status,
         waiting_reason: wait.map(WaitReason::condition_reason),
         urgency: Urgency::Now,
@@ -68,7 +70,7 @@ pub fn running(
 
 /// The status of a request that ends: for a reason, or because its containers are done.
 pub fn ended(
-    request: &RecreateRequest,
+    request: &Arc<RecreateRequest>,
     observed: &Observed,
     containers: &[ContainerEvaluation],
     reason: Option<&EndReason>,
@@ -120,7 +122,7 @@ pub fn ended(
 }
 
 /// The status of a completed request once a stop that ran at its deadline has ended.
-pub fn finished(request: &RecreateRequest, observed: &Observed) -> Option<StatusWrite> {
+pub fn finished(request: &Arc<RecreateRequest>, observed: &Observed) -> Option<StatusWrite> {
     request.status.completion_time.as_ref()?;
     let deadline_messages = [
         ContainerStep::Hook.at_deadline(),
@@ -154,13 +156,13 @@ pub fn finished(request: &RecreateRequest, observed: &Observed) -> Option<Status
 
 /// The write of `desired`, unless the API server has it already.
 fn status_write(
-    request: &RecreateRequest,
+    request: &Arc<RecreateRequest>,
     desired: Status,
     wait: Option<&WaitReason>,
 ) -> Option<StatusWrite> {
     let urgency = urgency(&request.status, &desired)?;
     Some(StatusWrite {
-        request_uid: request.uid.clone(),
+        request: Arc::clone(request),
         status: desired,
         waiting_reason: wait.map(WaitReason::condition_reason),
         urgency,

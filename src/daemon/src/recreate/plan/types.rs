@@ -273,8 +273,8 @@ pub fn grace_left(grace: Duration, spent: Duration) -> Duration {
 /// A status to write.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusWrite {
-    /// UID of the request.
-    pub request_uid: String,
+    /// The request, in the version that the status was decided on.
+    pub request: Arc<RecreateRequest>,
     /// The complete desired status without its conditions, which are derived from it when it is written.
     pub status: Status,
     /// The reason of condition `Waiting`, if the request waits.
@@ -292,6 +292,18 @@ pub enum Urgency {
     Soon,
     /// Only if it stays the same for some seconds.
     IfUnchanged,
+}
+
+impl Urgency {
+    /// How long the write waits for other changes.
+    #[must_use]
+    pub fn delay(self) -> Duration {
+        match self {
+            Self::Now => Duration::ZERO,
+            Self::Soon => Duration::from_millis(100),
+            Self::IfUnchanged => Duration::from_secs(3),
+        }
+    }
 }
 
 /// The progress of one request, for users.

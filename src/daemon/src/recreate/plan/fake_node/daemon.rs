@@ -277,23 +277,16 @@ impl FakeNode {
     }
 
     fn apply_write(&mut self, write: &StatusWrite, pending: &mut BTreeMap<String, Ms>) -> bool {
-        let since = self
-            .pending_writes
-            .get(&write.request_uid)
-            .copied()
-            .unwrap_or(self.now);
-        pending.insert(write.request_uid.clone(), since);
+        let uid = &write.request.uid;
+        let since = self.pending_writes.get(uid).copied().unwrap_or(self.now);
+        pending.insert(uid.clone(), since);
         let api_down = self.api_down.0 <= self.now && self.now < self.api_down.1;
         let due = since + write_delay(write.urgency);
         if api_down || self.now < due {
             return false;
         }
-        pending.remove(&write.request_uid);
-        let request = self
-            .requests
-            .iter_mut()
-            .find(|r| r.uid == write.request_uid)
-            .unwrap();
+        pending.remove(uid);
+        let request = self.requests.iter_mut().find(|r| r.uid == *uid).unwrap();
         let mut status = write.status.clone();
         if request.status.completion_time.is_some() {
             // After the end only the result of a stop that was still running is written.
@@ -315,10 +308,7 @@ impl FakeNode {
         let unchanged = request.status == status && !self.foreign_crds;
         assert!(!unchanged, "a write that changes nothing");
         for state in &mut status.container_recreate_states {
-            let key = ContainerKey {
-                request_uid: write.request_uid.clone(),
-                container: state.name.clone(),
-            };
+            let key = write.request.container_key(&state.name);
             if let Some(target) = &state.container_id {
                 self.state.targets.insert(key, target.clone());
             }
@@ -328,7 +318,7 @@ impl FakeNode {
         }
         request.status = status.clone();
         self.log(LogEvent::StatusWritten {
-            request: write.request_uid.clone(),
+            request: uid.clone(),
             status,
         });
         true
