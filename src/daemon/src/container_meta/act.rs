@@ -14,7 +14,7 @@ use crate::pods::{MIN_GRACE_PERIOD, NodePod, bounded_seconds};
 use kruise_api::in_place::RuntimeContainerMetaSet;
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key, write};
-use kruise_cri::{self as cri, Runtime};
+use kruise_cri as cri;
 
 /// Timeout for an answer of the runtime; of a stop, beyond the time that the runtime waits for the container.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(12);
@@ -101,9 +101,11 @@ async fn stop_container(
         // OpenKruise writes the container's name where the ID belongs.
         let note = format!("Stopping containerID {scheme}://{name} by container meta restarter");
         let killing = keys::EVENT_KILLING;
-        publish_event(shared, pod, name, EventType::Normal, killing, "Restarting", note);
+        let (events, object) = (&shared.ctx.cluster.events, pod.container_reference(name));
+        events.publish(object, EventType::Normal, killing, "Restarting", note);
         let started = Instant::now();
-        if let Err(error) = run_hook(shared, runtime.as_ref(), pod, name, bare_id, grace).await {
+        let hook = hook::run_pre_stop(runtime.as_ref(), events, pod, name, bare_id, grace);
+        if let Err(error) = hook.await {
             progress.interrupted += 1;
             shared.set_hook_progress(key, id, progress);
             if progress.interrupted < hook::MAX_ATTEMPTS {
@@ -129,54 +131,4 @@ async fn stop_container(
     }
     tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "stopped container");
     Ok(())
-}
-
-/// Runs the container's hook for at most its grace period. A failed hook is reported and does not prevent the stop.
-///
-/// # Errors
-/// When the runtime disconnected, so that the hook must run again.
-async fn run_hook(
-    shared: &MetaController,
-    runtime: &dyn Runtime,
-    pod: &NodePod,
-    name: &str,
-    id: &str,
-    grace: Duration,
-) -> Result<(), cri::Error> {
-    let Some(container) = pod.container(name) else {
-        return Ok(());
-    };
-    let Some(hook) = container.pre_stop.as_ref().filter(|_| !grace.is_zero()) else {
-        return Ok(());
-    };
-    let target = hook::HookTarget {
-        runtime,
-        container_id: id,
-        pod_uid: &pod.runtime_uid,
-        host: pod.ips.first().cloned(),
-        ports: &container.ports,
-    };
-    let error = match hook::run(hook, &target, grace).await {
-        Ok(()) => return Ok(()),
-        Err(hook::Error::Exec(error @ cri::Error::Unreachable { .. })) => return Err(error),
-        Err(error) => error,
-    };
-    tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = name, %error, "preStop hook failed");
-    let note = format!("PreStop hook of container {name} failed: {error}");
-    let reason = keys::EVENT_FAILED_PRE_STOP_HOOK;
-    publish_event(shared, pod, name, EventType::Warning, reason, "PreStop", note);
-    Ok(())
-}
-
-fn publish_event(
-    shared: &MetaController,
-    pod: &NodePod,
-    container: &str,
-    type_: EventType,
-    reason: &str,
-    action: &str,
-    note: String,
-) {
-    let events = &shared.ctx.cluster.events;
-    events.publish(pod.container_reference(container), type_, reason, action, note);
 }

@@ -1,7 +1,7 @@
 //! Runs preStop hooks as kubelet does.
 //!
-//! In:  a hook from a Pod's spec, the container it is for, its timeout.
-//! Out: commands in the container, HTTP requests to it, or a sleep; the result.
+//! In:  a container, with its hook from the Pod's spec, and its grace period.
+//! Out: commands in the container, HTTP requests to it, or a sleep; an event on the container if its hook fails.
 
 pub(super) mod http;
 mod read_limit;
@@ -11,7 +11,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{HTTPGetAction, LifecycleHandler};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::pods::{Port, bounded_seconds};
+use crate::pods::{NodePod, Port, bounded_seconds};
+use kruise_api::keys;
+use kruise_cluster::{EventRecorder, EventType};
 use kruise_cri::{self as cri, Runtime};
 
 /// Maximum bytes of a hook's output that are read: the output is not used, and many hooks run at once.
@@ -24,7 +26,7 @@ pub const MAX_ATTEMPTS: u32 = 3;
 
 /// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+enum Error {
     /// It did not end within the container's grace period.
     #[error("it did not end within {}s, the grace period", .0.as_secs())]
     TimedOut(Duration),
@@ -57,25 +59,67 @@ pub enum Error {
 }
 
 /// The target of a hook.
-pub struct HookTarget<'a> {
+struct HookTarget<'a> {
     /// The runtime of the container.
-    pub runtime: &'a dyn Runtime,
+    runtime: &'a dyn Runtime,
     /// ID of the container, without scheme.
-    pub container_id: &'a str,
+    container_id: &'a str,
     /// The Pod's UID in the runtime.
-    pub pod_uid: &'a str,
+    pod_uid: &'a str,
     /// The Pod's address, if it has one.
-    pub host: Option<String>,
+    host: Option<String>,
     /// The container's ports.
-    pub ports: &'a [Port],
+    ports: &'a [Port],
 }
 
-/// Runs `hook` to its end, for at most `timeout`. Dropping the future cancels it; a command that an exec hook has
-/// started in the container continues to run.
+/// Runs the preStop hook of a container with this ID (without scheme), if it has one, for at most its grace period. A
+/// hook that fails is reported; the container is stopped anyway. Dropping the future cancels the hook; a command that an
+/// exec hook has started in the container continues to run.
 ///
 /// # Errors
-/// See [`Error`].
-pub async fn run(hook: &LifecycleHandler, target: &HookTarget<'_>, timeout: Duration) -> Result<(), Error> {
+/// When the runtime disconnected, so that the hook must run again.
+pub async fn run_pre_stop(
+    runtime: &dyn Runtime,
+    events: &EventRecorder,
+    pod: &NodePod,
+    container: &str,
+    id: &str,
+    grace: Duration,
+) -> Result<(), cri::Error> {
+    let Some(view) = pod.container(container) else {
+        return Ok(());
+    };
+    let Some(hook) = view.pre_stop.as_ref().filter(|_| !grace.is_zero()) else {
+        return Ok(());
+    };
+    let target = HookTarget {
+        runtime,
+        container_id: id,
+        pod_uid: &pod.runtime_uid,
+        host: pod.ips.first().cloned(),
+        ports: &view.ports,
+    };
+    let error = match run(hook, &target, grace).await {
+        Ok(()) => {
+            tracing::info!(pod = %pod.name, namespace = pod.namespace, container, "preStop hook succeeded");
+            return Ok(());
+        }
+        Err(Error::Exec(error @ cri::Error::Unreachable { .. })) => {
+            tracing::warn!(pod = %pod.name, namespace = pod.namespace, container, %error, "preStop hook interrupted");
+            return Err(error);
+        }
+        Err(error) => error,
+    };
+    tracing::warn!(pod = %pod.name, namespace = pod.namespace, container, %error, "preStop hook failed");
+    let note = format!("PreStop hook of container {container} failed: {error}");
+    let object = pod.container_reference(container);
+    let reason = keys::EVENT_FAILED_PRE_STOP_HOOK;
+    events.publish(object, EventType::Warning, reason, "PreStop", note);
+    Ok(())
+}
+
+/// Runs `hook` to its end, for at most `timeout`.
+async fn run(hook: &LifecycleHandler, target: &HookTarget<'_>, timeout: Duration) -> Result<(), Error> {
     let handler = async {
         if let Some(exec) = &hook.exec {
             return run_exec_hook(exec.command.clone().unwrap_or_default(), target, timeout).await;

@@ -123,7 +123,10 @@ impl StopTask {
         if act.run_hook {
             if self.may_run().await {
                 let started = Instant::now();
-                if let Err(error) = self.run_hook(act.grace_period).await {
+                let (runtime, events) = (self.runtime.as_ref(), &self.shared.ctx.cluster.events);
+                let (pod, grace) = (&self.pod, act.grace_period);
+                let hook = hook::run_pre_stop(runtime, events, pod, &key.container, target, grace);
+                if let Err(error) = hook.await {
                     // The progress of the hook is unknown: like kubelet, it gets the full time again.
                     let (error, grace_spent) = (error.into(), Duration::ZERO);
                     return self.send_event(TaskEventKind::Failed { error, grace_spent });
@@ -188,15 +191,6 @@ impl StopTask {
         let _ = self.event_tx.send(TaskEvent { key, kind });
     }
 
-    fn publish_event(&self, type_: EventType, reason: &str, action: &str, note: String) {
-        let object = self.pod.container_reference(&self.action.key.container);
-        self.shared
-            .ctx
-            .cluster
-            .events
-            .publish(object, type_, reason, action, note);
-    }
-
     fn report_killing(&self) {
         let StopAction {
             key,
@@ -207,44 +201,8 @@ impl StopTask {
         let container = &key.container;
         tracing::info!(pod = %self.pod.name, namespace = self.pod.namespace, container, id = target, request, "stopping container");
         let note = format!("Stopping container {container} by ContainerRecreateRequest {request}");
-        self.publish_event(EventType::Normal, keys::EVENT_KILLING, "Recreating", note);
-    }
-
-    /// Runs the hook for at most the grace period; if it fails, the container is stopped anyway.
-    ///
-    /// # Errors
-    /// When the runtime disconnected, so that the hook must run again.
-    async fn run_hook(&self, grace: Duration) -> Result<(), cri::Error> {
-        let container = &self.action.key.container;
-        let Some((ports, hook)) = self
-            .pod
-            .container(container)
-            .and_then(|view| Some((&view.ports, view.pre_stop.as_ref()?)))
-        else {
-            return Ok(());
-        };
-        let target = hook::HookTarget {
-            runtime: self.runtime.as_ref(),
-            container_id: &self.action.target,
-            pod_uid: &self.pod.runtime_uid,
-            host: self.pod.ips.first().cloned(),
-            ports,
-        };
-        let error = match hook::run(hook, &target, grace).await {
-            Ok(()) => {
-                tracing::info!(pod = %self.pod.name, namespace = self.pod.namespace, container, "preStop hook succeeded");
-                return Ok(());
-            }
-            Err(hook::Error::Exec(error @ cri::Error::Unreachable { .. })) => {
-                tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container, %error, "preStop hook interrupted; will run it again");
-                return Err(error);
-            }
-            Err(error) => error,
-        };
-        tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container, %error, "preStop hook failed");
-        let note = format!("PreStop hook of container {container} failed: {error}");
-        let reason = keys::EVENT_FAILED_PRE_STOP_HOOK;
-        self.publish_event(EventType::Warning, reason, "PreStop", note);
-        Ok(())
+        let (object, reason) = (self.pod.container_reference(container), keys::EVENT_KILLING);
+        let events = &self.shared.ctx.cluster.events;
+        events.publish(object, EventType::Normal, reason, "Recreating", note);
     }
 }
