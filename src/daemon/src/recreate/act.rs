@@ -38,31 +38,12 @@ pub enum TaskEventKind {
     /// The container was not stopped.
     Failed {
         /// The error of the stop.
-        error: StopError,
+        error: String,
+        /// Whether the same stop may succeed later without a change.
+        retryable: bool,
         /// Used part of the grace period: by the hook, and by the runtime if it tried to stop the container.
         grace_spent: Duration,
     },
-}
-
-/// Why a container was not stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum StopError {
-    /// The runtime returned an error.
-    #[error(transparent)]
-    Runtime(#[from] cri::Error),
-    /// A panic, which is a defect.
-    #[error(transparent)]
-    Panic(#[from] panics::Panicked),
-}
-
-impl StopError {
-    /// Whether the same stop may succeed later without a change.
-    pub fn retryable(&self) -> bool {
-        match self {
-            Self::Runtime(error) => error.retryable(),
-            Self::Panic(_) => true,
-        }
-    }
 }
 
 /// Everything that the stop of a container needs.
@@ -88,8 +69,11 @@ pub async fn run(task: StopTask, slot: Option<StopSlot>) {
     );
     let result = panics::catch_panic(super::NAME, object, task.run(slot)).await;
     if let Err(panic) = result {
-        let (error, grace_spent) = (panic.into(), Duration::ZERO);
-        task.send_event(TaskEventKind::Failed { error, grace_spent });
+        task.send_event(TaskEventKind::Failed {
+            error: panic.to_string(),
+            retryable: true,
+            grace_spent: Duration::ZERO,
+        });
     }
 }
 
@@ -128,8 +112,7 @@ impl StopTask {
                 let hook = hook::run_pre_stop(runtime, events, pod, &key.container, target, grace);
                 if let Err(error) = hook.await {
                     // The progress of the hook is unknown: like kubelet, it gets the full time again.
-                    let (error, grace_spent) = (error.into(), Duration::ZERO);
-                    return self.send_event(TaskEventKind::Failed { error, grace_spent });
+                    return self.send_failed(&error, Duration::ZERO);
                 }
                 grace_spent = started.elapsed();
             }
@@ -150,8 +133,7 @@ impl StopTask {
         if matches!(error, cri::Error::Rejected { .. }) {
             grace_spent += started.elapsed();
         }
-        let error = error.into();
-        self.send_event(TaskEventKind::Failed { error, grace_spent });
+        self.send_failed(&error, grace_spent);
     }
 
     /// Whether the container may still run. While the stop waited for a slot, kubelet may have started its successor, and
@@ -189,6 +171,15 @@ impl StopTask {
         let key = self.action.key.clone();
         // The receiver is dropped only when the Pod's task has ended.
         let _ = self.event_tx.send(TaskEvent { key, kind });
+    }
+
+    fn send_failed(&self, error: &cri::Error, grace_spent: Duration) {
+        let (error, retryable) = (error.to_string(), error.retryable());
+        self.send_event(TaskEventKind::Failed {
+            error,
+            retryable,
+            grace_spent,
+        });
     }
 
     fn report_killing(&self) {

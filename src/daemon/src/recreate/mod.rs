@@ -332,13 +332,14 @@ mod tests {
         }
         let Some(TaskEventKind::Failed {
             error,
-            grace_spent: spent,
+            retryable,
+            grace_spent,
         }) = last
         else {
             panic!("{last:?}");
         };
         assert_eq!(
-            (error.to_string().as_str(), error.retryable(), spent),
+            (error.as_str(), retryable, grace_spent),
             ("panic: stop_container", true, Duration::ZERO)
         );
         assert!(shared.ctx.stop_slots.try_acquire("team").is_some());

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::RecreateContext;
-use super::act::{self, StopError, StopTask, TaskEvent, TaskEventKind};
+use super::act::{self, StopTask, TaskEvent, TaskEventKind};
 use super::observe::{self, RuntimeObserver};
 use super::plan::{
     self, Clocks, Observed, Plan, PodObservation, RecreateRequest, RecreateState, RuntimeObservation,
@@ -454,10 +454,17 @@ impl PodReconciler {
             TaskEventKind::Stopped => StopStage::Stopped(now),
             TaskEventKind::Failed {
                 error,
-                grace_spent: spent,
+                retryable,
+                grace_spent,
             } => {
-                attempt.grace_spent += spent;
-                failed_stop_stage(&error, &mut attempt.failures, now)
+                attempt.grace_spent += grace_spent;
+                let retry_at = now + STOP_BACKOFF.delay(attempt.failures);
+                attempt.failures = attempt.failures.saturating_add(1);
+                if retryable {
+                    StopStage::Retry { retry_at, error }
+                } else {
+                    StopStage::Refused(error)
+                }
             }
         };
         attempt.in_progress = matches!(attempt.stage, StopStage::Hook | StopStage::Stopping);
@@ -555,19 +562,6 @@ impl PodReconciler {
         for (write, request) in &stored {
             self.on_status_written(write, request);
         }
-    }
-}
-
-fn failed_stop_stage(error: &StopError, failures: &mut u32, now: Duration) -> StopStage {
-    let message = error.to_string();
-    if !error.retryable() {
-        return StopStage::Refused(message);
-    }
-    let retry_at = now + STOP_BACKOFF.delay(*failures);
-    *failures = failures.saturating_add(1);
-    StopStage::Retry {
-        retry_at,
-        error: message,
     }
 }
 
