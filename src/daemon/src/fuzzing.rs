@@ -199,7 +199,6 @@ fn recreate_all(pod: &Arc<NodePod>, force: bool) -> (usize, usize) {
                 id: strip_scheme(&id(status)?).to_owned(),
                 name: view.name.clone(),
                 state,
-                started_at: status.last_termination.and_then(|ended| ended.finished_at),
                 ..ObservedContainer::default()
             })
         });

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 
@@ -119,8 +118,8 @@ pub async fn observe_pod(
 /// Observes the containers of one Pod, and keeps between observations what the runtime does not.
 #[derive(Default)]
 pub struct RuntimeObserver {
-    /// When each container was first seen running, and when it was started, by the node's clock.
-    running: BTreeMap<String, (Duration, Option<Timestamp>)>,
+    /// When each container was first seen running.
+    running_since: BTreeMap<String, Duration>,
     /// Since when the runtime of the Pod's containers is missing.
     runtime_missing_since: Option<Duration>,
     /// The runtime of the Pod's containers.
@@ -147,7 +146,7 @@ impl RuntimeObserver {
         };
         self.runtime_missing_since = None;
         self.runtime = Some(Arc::clone(&runtime));
-        let list = self.list_containers(runtime.as_ref(), pod, requests, shared);
+        let list = self.list_containers(runtime.as_ref(), pod, shared);
         match shared
             .runtime_queue
             .call(runtime.socket(), limit, step, list)
@@ -184,7 +183,6 @@ impl RuntimeObserver {
         &mut self,
         runtime: &dyn Runtime,
         pod: &NodePod,
-        requests: &[Arc<RecreateRequest>],
         shared: &RecreateContext,
     ) -> Result<Vec<ObservedContainer>, kruise_cri::Error> {
         let mut newest: Vec<ObservedContainer> = Vec::new();
@@ -204,34 +202,21 @@ impl RuntimeObserver {
                 ContainerState::Running | ContainerState::Unknown => RunState::Running,
             };
             let running_since = (state == RunState::Running).then(|| {
-                self.running
-                    .entry(container.id.clone())
-                    .or_insert((now.mono, None))
-                    .0
+                let since = self.running_since.entry(container.id.clone());
+                *since.or_insert(now.mono)
             });
             let (id, name) = (container.id, container.name);
             newest.push(ObservedContainer {
                 id,
                 name,
                 state,
-                started_at: None,
                 running_since,
                 restarting: false,
                 hook_done: false,
             });
         }
-        self.running
-            .retain(|id, _| newest.iter().any(|container| container.id == *id));
-        for container in newest.iter_mut().filter(|one| one.running_since.is_some()) {
-            let Some((_, started_at)) = self.running.get_mut(&container.id) else {
-                continue;
-            };
-            if started_at.is_none() && needs_start_time(requests, &container.name) {
-                let status = runtime.container_status(&container.id).await?;
-                *started_at = status.and_then(|status| status.started_at);
-            }
-            container.started_at = *started_at;
-        }
+        let listed = |id: &str| newest.iter().any(|container| container.id == id);
+        self.running_since.retain(|id, _| listed(id));
         Ok(newest)
     }
 }
@@ -249,13 +234,6 @@ pub fn mark_restarts(observation: &mut RuntimeObservation, restarts: &[RestartSt
             container.hook_done |= row.hook_done;
         }
     }
-}
-
-/// Whether a request needs the time for which the container has been running.
-fn needs_start_time(requests: &[Arc<RecreateRequest>], name: &str) -> bool {
-    requests
-        .iter()
-        .any(|request| request.min_started_seconds > 0 && request.containers.iter().any(|c| c.name == name))
 }
 
 /// The scheme of the relevant container IDs.

@@ -368,16 +368,15 @@ impl ContainerCheck<'_> {
             RunState::Exited => return self.evaluate_stopped(container),
             RunState::Running => {}
         }
-        let ready = container
-            .status
-            .as_ref()
-            .is_some_and(|status| status.ready && strip_scheme(&status.container_id) == observed.id);
-        if !ready {
+        let is_ready =
+            |status: &&PodContainerStatus| status.ready && strip_scheme(&status.container_id) == observed.id;
+        let Some(status) = container.status.as_ref().filter(is_ready) else {
             return ContainerStep::NotReady.into();
-        }
+        };
         let min_started = time::bounded_seconds(self.request.min_started_seconds);
         let stopped = self.attempt().and_then(|attempt| attempt.started_at);
-        let age = time::running_for(observed, self.request, stopped, self.now);
+        let (started_at, running_since) = (status.started_at, observed.running_since);
+        let age = time::running_for(started_at, running_since, self.request, stopped, self.now);
         match min_started.checked_sub(age) {
             Some(left) if !left.is_zero() => {
                 let step = ContainerStep::WaitingMinStarted { left };

@@ -13,6 +13,7 @@ use super::*;
 mod daemon;
 use crate::pods::{NodePod, PodContainer, PodContainerStatus};
 use kruise_api::container_recreate_request::ContainerRecreateRequestStatus as Status;
+use kruise_api::time::truncate_to_second;
 
 /// Milliseconds since the start.
 pub type Ms = u64;
@@ -230,6 +231,7 @@ impl FakeNode {
     }
 
     fn pod(&self) -> NodePod {
+        let wall = |at: Ms| start_time() + SignedDuration::from_millis(at as i64) + self.skew;
         let containers = self.containers.iter().map(|sim| PodContainer {
             name: sim.name.clone(),
             pre_stop: sim.hook_takes.map(|_| Default::default()),
@@ -239,7 +241,7 @@ impl FakeNode {
                 restart_count: sim.generation as i32,
                 running: sim.running_since.is_some(),
                 starting: false,
-                started_at: None,
+                started_at: sim.running_since.map(|since| truncate_to_second(wall(since))),
                 waiting: None,
                 last_termination: None,
             }),
@@ -254,24 +256,21 @@ impl FakeNode {
     }
 
     pub fn observe(&mut self) -> Observed {
-        let wall = self.clocks().wall;
         let mut containers = Vec::new();
         for sim in &self.containers {
-            let (state, started) = match sim.running_since {
-                Some(since) => {
+            let state = match sim.running_since {
+                Some(_) => {
                     let mono = Duration::from_millis(self.now);
                     self.running_since.entry(sim.id()).or_insert(mono);
-                    let age = SignedDuration::from_millis((self.now - since) as i64);
-                    (RunState::Running, Some(wall - age))
+                    RunState::Running
                 }
-                None => (RunState::Exited, None),
+                None => RunState::Exited,
             };
             let running_since = self.running_since.get(&sim.id()).copied();
             containers.push(ObservedContainer {
                 id: sim.id(),
                 name: sim.name.clone(),
                 state,
-                started_at: started,
                 running_since,
                 restarting: false,
                 hook_done: false,

@@ -358,6 +358,7 @@ prop_compose! {
             pod.grace_period_seconds = numbers[4];
             for status in pod.containers.iter_mut().filter_map(|container| container.status.as_mut()) {
                 status.restart_count = restarts;
+                status.started_at = Some(times[2]);
                 status.last_termination = Some(crate::pods::Termination { code, started_at: Some(times[2]), finished_at: Some(times[3]) });
                 status.waiting = Some(("CrashLoopBackOff".into(), format!("back-off {back_off} restarting")));
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp, Unit};
 
 use super::steps::ContainerStep;
-use super::types::{Clocks, ObservedContainer, RecreateRequest};
+use super::types::{Clocks, RecreateRequest};
 use crate::pods::PodContainerStatus;
 use kruise_api::backoff::Backoff;
 use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
@@ -40,26 +40,25 @@ pub fn to_mono(at: Timestamp, now: Clocks) -> Duration {
     (now.mono + saturating_between(now.api, at)).min(NEVER)
 }
 
-/// How long a container has been running.
+/// How long a container has been running that kubelet started at `started_at`.
 ///
-/// The runtime's timestamp and the node's clock give that to the nanosecond, unless the clock was set in between. So
-/// the result is used only if it lies between two durations that no clock can change: since the daemon first saw the
-/// container run, and since the previous one was stopped or, if this process did not stop it, since the request was
-/// created. Otherwise the first of these is used, which errs on the side of waiting.
+/// Kubelet's timestamp, which is truncated to seconds, and the node's clock give that, unless the clock was set in
+/// between. So the result is used only if it lies between two durations that no clock can change: since the daemon first
+/// saw the container run, and since the previous one was stopped or, if this process did not stop it, since the request
+/// was created. Otherwise the first of these is used, which errs on the side of waiting.
 pub fn running_for(
-    container: &ObservedContainer,
+    started_at: Option<Timestamp>,
+    running_since: Option<Duration>,
     request: &RecreateRequest,
     stopped: Option<Duration>,
     now: Clocks,
 ) -> Duration {
-    let min_age = container
-        .running_since
-        .map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+    let min_age = running_since.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
     let max_age = match stopped {
         Some(stopped) => now.mono.saturating_sub(stopped),
         None => saturating_between(request.created_at, now.api) + Duration::from_secs(1),
     };
-    match container.started_at {
+    match started_at.and_then(|at| at.checked_add(SignedDuration::from_secs(1)).ok()) {
         Some(started) if started <= now.wall => {
             let age = saturating_between(started, now.wall);
             if age <= max_age { age.max(min_age) } else { min_age }
@@ -212,15 +211,18 @@ mod tests {
             created_at: at(0),
             ..RecreateRequest::default()
         };
-        let container = |started| ObservedContainer {
-            started_at: Some(at(started)),
-            running_since: Some(Duration::from_secs(97)),
-            ..ObservedContainer::default()
+        let running_for = |request: &RecreateRequest, stopped, wall| {
+            let since = Some(Duration::from_secs(97));
+            running_for(Some(at(3)), since, request, stopped, now(9, wall, 100))
         };
-        let right = running_for(&container(5), &request, None, now(9, 9, 100));
-        assert_eq!(right, Duration::from_secs(4), "the runtime's stamp");
+        let right = running_for(&request, None, 9);
+        assert_eq!(
+            right,
+            Duration::from_secs(5),
+            "kubelet's stamp, of some time in its second"
+        );
         for wall in [9 + 3600, 9 - 3600] {
-            let wrong = running_for(&container(5), &request, None, now(9, wall, 100));
+            let wrong = running_for(&request, None, wall);
             assert_eq!(wrong, Duration::from_secs(3), "since first seen, clock at {wall}");
         }
         let old = RecreateRequest {
@@ -228,9 +230,8 @@ mod tests {
             ..RecreateRequest::default()
         };
         let stopped = Some(Duration::from_secs(94));
-        let wrong = running_for(&container(5), &old, stopped, now(9, 9 + 3600, 100));
         assert_eq!(
-            wrong,
+            running_for(&old, stopped, 9 + 3600),
             Duration::from_secs(3),
             "an old request does not make it believable"
         );

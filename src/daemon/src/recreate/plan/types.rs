@@ -116,8 +116,6 @@ pub struct ObservedContainer {
     pub name: String,
     /// State in the runtime.
     pub state: RunState,
-    /// When it was started, by the node's clock.
-    pub started_at: Option<Timestamp>,
     /// When the daemon first saw it running.
     pub running_since: Option<Duration>,
     /// Whether the daemon is restarting it for its environment.
