@@ -216,8 +216,11 @@ fn recreate_all(pod: &Arc<NodePod>, force: bool) -> (usize, usize) {
             pod_name: pod.name.clone(),
             pod_uid: Some(pod.uid.clone()),
             containers: requested_containers(recorded),
-            force,
-            ordered: recorded,
+            strategy: kruise_api::container_recreate_request::ContainerRecreateRequestStrategy {
+                force_recreate: force,
+                ordered_recreate: recorded,
+                ..Default::default()
+            },
             deadline_seconds: recorded.then_some(i64::MAX),
             ..RecreateRequest::default()
         };

@@ -16,8 +16,8 @@ use super::runtime_queue::ObserveLimit;
 use crate::live::RestartStatus;
 use crate::pods::NodePod;
 use kruise_api::container_recreate_request::{
-    ContainerRecreateRequest, ContainerRecreateRequestFailurePolicyType, ContainerRecreateRequestPhase,
-    ContainerRecreateRequestStatus, MAX_CONTAINER_ID_BYTES,
+    ContainerRecreateRequest, ContainerRecreateRequestPhase, ContainerRecreateRequestStatus,
+    MAX_CONTAINER_ID_BYTES,
 };
 use kruise_api::keys;
 use kruise_api::validation::truncate;
@@ -35,13 +35,15 @@ pub fn parse_request(object: ContainerRecreateRequest) -> Option<RecreateRequest
         spec,
         status,
     } = object;
-    let strategy = spec.strategy.unwrap_or_default();
+    let mut strategy = spec.strategy.unwrap_or_default();
     let annotations = metadata.annotations.as_ref();
     let only = annotations.and_then(|annotations| annotations.get(keys::CRR_CONTAINER_ID));
     // Admission records what runs at the creation, which may be the successor of the container that is meant.
     let only = only.filter(|_| spec.containers.len() == 1);
     // One that is longer is of no container; it would be kept and reported for each container.
     let only = only.map(|id| truncate(id, MAX_CONTAINER_ID_BYTES).into_owned());
+    // Otherwise a container other than that one could be stopped.
+    strategy.force_recreate &= only.is_none();
     let containers = spec.containers.into_iter().map(|container| RequestedContainer {
         name: container.name,
         recorded_id: only
@@ -61,13 +63,7 @@ pub fn parse_request(object: ContainerRecreateRequest) -> Option<RecreateRequest
             .labels
             .and_then(|mut labels| labels.remove(keys::CRR_POD_UID)),
         containers: containers.collect(),
-        ignore_failures: strategy.failure_policy == Some(ContainerRecreateRequestFailurePolicyType::Ignore),
-        ordered: strategy.ordered_recreate,
-        // Otherwise a container other than that one could be stopped.
-        force: strategy.force_recreate && only.is_none(),
-        grace_seconds: strategy.termination_grace_period_seconds,
-        unready_grace_seconds: strategy.unready_grace_period_seconds,
-        min_started_seconds: i64::from(strategy.min_started_seconds),
+        strategy,
         deadline_seconds: spec.active_deadline_seconds,
         status: status.map(normalize_status).unwrap_or_default(),
     })
@@ -274,6 +270,9 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::pods::{PodContainer, PodContainerStatus};
+    use kruise_api::container_recreate_request::{
+        ContainerRecreateRequestFailurePolicyType, ContainerRecreateRequestStrategy,
+    };
     use serde_json::json;
 
     #[test]
@@ -302,11 +301,12 @@ mod tests {
         }))
         .unwrap();
         let request = parse_request(object).unwrap();
-        assert!(request.ignore_failures && !request.force && !request.ordered);
-        assert_eq!(
-            (request.min_started_seconds, request.deadline_seconds),
-            (4, Some(9))
-        );
+        let strategy = ContainerRecreateRequestStrategy {
+            failure_policy: Some(ContainerRecreateRequestFailurePolicyType::Ignore),
+            min_started_seconds: 4,
+            ..ContainerRecreateRequestStrategy::default()
+        };
+        assert_eq!((request.strategy, request.deadline_seconds), (strategy, Some(9)));
         assert_eq!(request.pod_uid.as_deref(), Some("p"));
         assert_eq!(
             request.containers[0].recorded_id.as_deref(),
@@ -338,7 +338,7 @@ mod tests {
             });
             let request = parse_request(serde_json::from_value(object).unwrap()).unwrap();
             let ids = request.containers.into_iter().map(|one| one.recorded_id.unwrap());
-            (ids.collect::<Vec<_>>(), request.force)
+            (ids.collect::<Vec<_>>(), request.strategy.force_recreate)
         };
         let parsed = |names: &[&str]| parsed_with("containerd://old", names);
         assert_eq!(parsed(&["a"]), (vec!["containerd://old".to_owned()], false));

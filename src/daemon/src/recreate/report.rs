@@ -185,12 +185,17 @@ mod tests {
     use crate::recreate::plan::{
         RecreateState, RequestedContainer, StopAttempt, StopStage, Urgency, WaitReason,
     };
-    use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
+    use kruise_api::container_recreate_request::{
+        ContainerRecreateRequestStatus, ContainerRecreateRequestStrategy,
+    };
 
     #[test]
     fn row_of_a_forced_request_has_the_container_that_is_stopped() {
         let request = RecreateRequest {
-            force: true,
+            strategy: ContainerRecreateRequestStrategy {
+                force_recreate: true,
+                ..ContainerRecreateRequestStrategy::default()
+            },
             containers: vec![RequestedContainer {
                 name: "main".to_owned(),
                 recorded_id: Some("containerd://older".to_owned()),

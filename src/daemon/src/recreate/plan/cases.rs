@@ -48,10 +48,8 @@ fn recreate_of_one_container_costs_two_writes() {
 
 #[test]
 fn force_recreate_costs_two_writes() {
-    let forced = RecreateRequest {
-        force: true,
-        ..request("one", &["a"])
-    };
+    let mut forced = request("one", &["a"]);
+    forced.strategy.force_recreate = true;
     let mut world = FakeNode::new(vec![fake_container("a", 15, 1_600, 0, None)], vec![(0, forced)]);
     let status = run_to_end(&mut world).clone();
     assert_eq!(writes(&world, "one"), 2, "{:#?}", world.log);
@@ -219,10 +217,8 @@ fn deadline_status_is_written_when_api_server_is_back() {
 #[test]
 fn replaced_container_is_accepted_unless_forced() {
     for (force, stopped) in [(false, 0), (true, 1)] {
-        let request = RecreateRequest {
-            force,
-            ..request("one", &["a"])
-        };
+        let mut request = request("one", &["a"]);
+        request.strategy.force_recreate = force;
         let mut world = FakeNode::new(vec![fake_container("a", 0, 0, 0, None)], vec![(0, request)]);
         world.now = 1;
         world.arrivals[0].1.containers[0].recorded_id = None;
@@ -258,10 +254,8 @@ fn late_request_is_recorded_before_any_stop() {
 
 #[test]
 fn min_started_seconds_are_waited_for() {
-    let with_min_started = RecreateRequest {
-        min_started_seconds: 7,
-        ..request("one", &["a"])
-    };
+    let mut with_min_started = request("one", &["a"]);
+    with_min_started.strategy.min_started_seconds = 7;
     let mut world = FakeNode::new(
         vec![fake_container("a", 100, 1_000, 500, None)],
         vec![(0, with_min_started)],
@@ -273,11 +267,9 @@ fn min_started_seconds_are_waited_for() {
 #[test]
 fn failure_ends_an_ordered_request_unless_ignored() {
     for (ignore, stopped) in [(false, 0), (true, 1)] {
-        let request = RecreateRequest {
-            ordered: true,
-            ignore_failures: ignore,
-            ..request("one", &["nowhere", "a"])
-        };
+        let mut request = request("one", &["nowhere", "a"]);
+        request.strategy.ordered_recreate = true;
+        request.strategy.failure_policy = ignore.then_some(FailurePolicy::Ignore);
         let mut world = FakeNode::new(vec![fake_container("a", 0, 0, 0, None)], vec![(0, request)]);
         let status = run_to_end(&mut world).clone();
         assert_eq!(stops(&world, "one").count(), stopped);
@@ -300,10 +292,8 @@ fn failure_ends_an_ordered_request_unless_ignored() {
 
 #[test]
 fn unready_grace_period_is_waited_for() {
-    let with_unready_grace = RecreateRequest {
-        unready_grace_seconds: Some(5),
-        ..request("one", &["a"])
-    };
+    let mut with_unready_grace = request("one", &["a"]);
+    with_unready_grace.strategy.unready_grace_period_seconds = Some(5);
     let mut world = FakeNode::new(
         vec![fake_container("a", 0, 0, 0, None)],
         vec![(0, with_unready_grace)],

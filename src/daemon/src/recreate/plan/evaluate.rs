@@ -198,7 +198,7 @@ impl ContainerCheck<'_> {
             return Some(target);
         }
         let recorded = self.container.recorded_id.as_deref();
-        recorded.filter(|_| !self.request.force || self.is_killed())
+        recorded.filter(|_| !self.request.strategy.force_recreate || self.is_killed())
     }
 
     /// The old container runs: starts its stop, or continues it.
@@ -221,11 +221,8 @@ impl ContainerCheck<'_> {
         if self.ending {
             return self.final_step().into();
         }
-        let grace = self
-            .request
-            .grace_seconds
-            .unwrap_or(self.pod.grace_period_seconds);
-        let grace = time::bounded_seconds(grace);
+        let grace = self.request.strategy.termination_grace_period_seconds;
+        let grace = time::bounded_seconds(grace.unwrap_or(self.pod.grace_period_seconds));
         let hook_done =
             grace.is_zero() || observed.hook_done || attempt.is_some_and(|attempt| attempt.hook_done);
         let run_hook = container.pre_stop.is_some() && !hook_done;
@@ -373,7 +370,7 @@ impl ContainerCheck<'_> {
         let Some(status) = container.status.as_ref().filter(is_ready) else {
             return ContainerStep::NotReady.into();
         };
-        let min_started = time::bounded_seconds(self.request.min_started_seconds);
+        let min_started = time::bounded_seconds(i64::from(self.request.strategy.min_started_seconds));
         let stopped = self.attempt().and_then(|attempt| attempt.started_at);
         let (started_at, running_since) = (status.started_at, observed.running_since);
         let age = time::running_for(started_at, running_since, self.request, stopped, self.now);

@@ -35,6 +35,7 @@ pub use types::{
 
 use crate::pods::NodePod;
 use evaluate::{ContainerCheck, ContainerEvaluation};
+use kruise_api::container_recreate_request::ContainerRecreateRequestFailurePolicyType as FailurePolicy;
 use queue::{EndReason, RequestTurn};
 
 /// How long the plan relies on events alone before the runtime is observed again.
@@ -165,6 +166,7 @@ fn evaluate(
     now: Clocks,
     ending: bool,
 ) -> Vec<ContainerEvaluation> {
+    let strategy = &request.strategy;
     let mut blocked = false;
     let evaluations = request.containers.iter().map(|container| {
         let check = ContainerCheck {
@@ -178,8 +180,8 @@ fn evaluate(
         let evaluation = check.evaluate(blocked);
         blocked |= match evaluation.step {
             ContainerStep::Succeeded => false,
-            ContainerStep::Failed(_) => !request.ignore_failures,
-            _ => request.ordered,
+            ContainerStep::Failed(_) => strategy.failure_policy != Some(FailurePolicy::Ignore),
+            _ => strategy.ordered_recreate,
         };
         evaluation
     });

@@ -123,7 +123,7 @@ pub fn unready_wait(
     state: &RecreateState,
     now: Clocks,
 ) -> Option<(WaitReason, Option<Duration>)> {
-    let grace = time::bounded_seconds(request.unready_grace_seconds?);
+    let grace = time::bounded_seconds(request.strategy.unready_grace_period_seconds?);
     let Some(since) = request.status.unready_since() else {
         return Some((WaitReason::Unready, None));
     };

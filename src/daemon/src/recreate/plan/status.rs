@@ -224,7 +224,7 @@ fn container_state(
     // The state repeats the ID in the request: users see it there, and the manager sees that this daemon needs no help
     // with the snapshot.
     let target = requested.recorded_id.clone();
-    let target = target.filter(|_| !request.force && phase != Phase::Pending);
+    let target = target.filter(|_| !request.strategy.force_recreate && phase != Phase::Pending);
     let attempt = observed
         .state
         .attempts

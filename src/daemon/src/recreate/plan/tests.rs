@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::fake_node::{FakeContainer, FakeNode, Fault, LogEvent, Ms};
 use super::*;
+use kruise_api::container_recreate_request::ContainerRecreateRequestStrategy;
 
 /// Long enough for every request of `any_world` to end.
 pub(super) const RUN_LIMIT: Ms = 2_000_000;
@@ -86,15 +87,23 @@ prop_compose! {
     fn any_request(uid: &'static str)(
         names in prop::sample::subsequence(vec!["a", "b", "c"], 1..=3).prop_shuffle(),
         (ordered, force, ignore, recorded) in any::<(bool, bool, bool, bool)>(),
-        min_started_seconds in 0_i64..20,
-        grace_seconds in prop::option::of(0_i64..40),
+        min_started_seconds in 0_i32..20,
+        termination_grace_period_seconds in prop::option::of(0_i64..40),
         deadline_seconds in prop::option::of(3_i64..120),
     ) -> RecreateRequest {
         let mut request = request(uid, &names);
         if !recorded {
             request.containers.iter_mut().for_each(|wanted| wanted.recorded_id = None);
         }
-        RecreateRequest { ordered, force, ignore_failures: ignore, min_started_seconds, grace_seconds, deadline_seconds, ..request }
+        let strategy = ContainerRecreateRequestStrategy {
+            failure_policy: ignore.then_some(FailurePolicy::Ignore),
+            ordered_recreate: ordered,
+            force_recreate: force,
+            termination_grace_period_seconds,
+            min_started_seconds,
+            ..ContainerRecreateRequestStrategy::default()
+        };
+        RecreateRequest { strategy, deadline_seconds, ..request }
     }
 }
 
@@ -182,7 +191,7 @@ proptest! {
                     .map(|(_, _, target)| target.to_owned())
                     .collect();
                 prop_assert!(targets.len() <= 1, "{targets:?}");
-                if let (Some(recorded), false) = (&wanted.recorded_id, request.force) {
+                if let (Some(recorded), false) = (&wanted.recorded_id, request.strategy.force_recreate) {
                     prop_assert!(targets.iter().all(|t| t == strip_scheme(recorded)), "{targets:?} {recorded}");
                 }
             }
@@ -241,7 +250,7 @@ proptest! {
                     started.push((*at, container));
                 }
             }
-            if !request.ordered {
+            if !request.strategy.ordered_recreate {
                 let mut moments: Vec<_> = started.iter().map(|(at, _)| at).collect();
                 moments.dedup();
                 prop_assert!(moments.len() <= 1, "{started:?}");
@@ -282,7 +291,7 @@ proptest! {
         world.api_down = (0, 0);
         world.slots_full = (0, 0);
         for (_, request) in &mut world.arrivals {
-            request.force = true;
+            request.strategy.force_recreate = true;
         }
         let deleted = world.deletions.first().map(|(at, _)| *at);
         world.run(RUN_LIMIT);
@@ -304,7 +313,7 @@ proptest! {
         let two = find_request(&world, "two").unwrap();
         let made = two.created_at.duration_since(super::fake_node::start_time()).as_millis() as Ms;
         prop_assert!(started_at >= over || made < over, "started at {started_at}, the first ended at {over}");
-        if !two.ordered {
+        if !two.strategy.ordered_recreate {
             prop_assert_eq!(started_at, over.max(made));
         }
     }
@@ -336,26 +345,26 @@ prop_compose! {
     /// An observation in which every number and timestamp of an object may have any value of its type.
     fn any_numbers()(
         mut world in any_world(),
-        numbers in prop::collection::vec(any_number(), 5),
+        numbers in prop::collection::vec(any_number(), 4),
         times in prop::collection::vec(any_time(), 4),
-        (unready, running, restarts, code) in any::<(bool, bool, i32, i32)>(),
+        (unready, running, min_started, restarts, code) in any::<(bool, bool, i32, i32, i32)>(),
         back_off in "[0-9]{1,25}[hms]{0,2}",
     ) -> Observed {
         world.now = 50_000;
         world.arrivals.truncate(1);
         let mut request = world.arrivals[0].1.clone();
         request.created_at = times[0];
-        request.grace_seconds = Some(numbers[0]);
-        request.unready_grace_seconds = unready.then_some(numbers[1]);
-        request.min_started_seconds = numbers[2];
-        request.deadline_seconds = Some(numbers[3]);
+        request.strategy.termination_grace_period_seconds = Some(numbers[0]);
+        request.strategy.unready_grace_period_seconds = unready.then_some(numbers[1]);
+        request.strategy.min_started_seconds = min_started;
+        request.deadline_seconds = Some(numbers[2]);
         request.status.conditions = vec![not_ready(times[1])];
         world.requests = vec![request];
         world.containers.iter_mut().filter(|_| !running).for_each(|sim| sim.running_since = None);
         let mut seen = world.observe();
         if let PodObservation::Present(pod) = &mut seen.pod {
             let pod = Arc::make_mut(pod);
-            pod.grace_period_seconds = numbers[4];
+            pod.grace_period_seconds = numbers[3];
             for status in pod.containers.iter_mut().filter_map(|container| container.status.as_mut()) {
                 status.restart_count = restarts;
                 status.started_at = Some(times[2]);

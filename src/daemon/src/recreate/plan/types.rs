@@ -8,7 +8,9 @@ use jiff::Timestamp;
 
 use super::steps::{ContainerStep, WaitReason};
 use crate::pods::{MIN_GRACE_PERIOD, NodePod};
-use kruise_api::container_recreate_request::ContainerRecreateRequestStatus as Status;
+use kruise_api::container_recreate_request::{
+    ContainerRecreateRequestStatus as Status, ContainerRecreateRequestStrategy as Strategy,
+};
 
 /// The same moment on three clocks. Times of different clocks are never compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,18 +44,8 @@ pub struct RecreateRequest {
     pub pod_uid: Option<String>,
     /// Containers to recreate, in order.
     pub containers: Vec<RequestedContainer>,
-    /// Whether the other containers continue after a failure.
-    pub ignore_failures: bool,
-    /// Whether containers are recreated one after the other.
-    pub ordered: bool,
-    /// Stop containers even if they were replaced since the request was created.
-    pub force: bool,
-    /// Grace period of the containers in seconds; the Pod's own if none.
-    pub grace_seconds: Option<i64>,
-    /// Seconds that the Pod must be not ready before the first stop.
-    pub unready_grace_seconds: Option<i64>,
-    /// Seconds that a new container must have been running.
-    pub min_started_seconds: i64,
+    /// How the containers are recreated.
+    pub strategy: Strategy,
     /// Seconds from its creation to its end, done or not.
     pub deadline_seconds: Option<i64>,
     /// Status of the request.

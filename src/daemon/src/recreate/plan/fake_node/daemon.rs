@@ -205,7 +205,8 @@ impl FakeNode {
             operation.action.target.clone(),
         );
         let request = self.requests.iter().find(|r| r.uid == key.request_uid);
-        let grace = request.map(|request| time::bounded_seconds(request.grace_seconds.unwrap_or(30)));
+        let seconds = |request: &RecreateRequest| request.strategy.termination_grace_period_seconds;
+        let grace = request.map(|request| time::bounded_seconds(seconds(request).unwrap_or(30)));
         let grace_given = operation
             .action
             .params
