@@ -179,7 +179,6 @@ impl PodReconciler {
         let attempts = &mut self.state.attempts;
         attempts.retain(|key, attempt| attempt.in_progress || exists(&key.request_uid));
         self.state.targets.retain(|key, _| exists(&key.request_uid));
-        self.state.results.retain(|key, _| exists(&key.request_uid));
         self.state.unready_observed_at.retain(|uid, _| exists(uid));
         let now = self.shared.now();
         self.first_seen
@@ -312,12 +311,9 @@ impl PodReconciler {
                 attempt.in_progress = false;
             }
         }
-        for (key, settled) in &plan.results {
-            self.state.results.insert(key.clone(), settled.clone());
-        }
         let (PodObservation::Present(pod), Some(runtime)) = (&observed.pod, self.observer.runtime.clone())
         else {
-            return !plan.results.is_empty();
+            return false;
         };
         self.report_recreating(&plan.stops);
         for action in &plan.stops {
@@ -330,7 +326,7 @@ impl PodReconciler {
             };
             self.start_stop(task, now);
         }
-        !plan.results.is_empty() || !plan.stops.is_empty()
+        !plan.stops.is_empty()
     }
 
     /// Logs a request that starts, with an event on it. All stops of a plan are of one request.
@@ -475,14 +471,12 @@ impl PodReconciler {
 
     /// Publishes the progress of the requests on the control API.
     fn publish_status(&self, observed: &Observed, plan: &Plan) {
-        let progress = plan.progress.iter();
-        let by_uid: BTreeMap<&str, _> = progress.map(|one| (one.request_uid.as_str(), one)).collect();
         let rows = observed
             .requests
             .iter()
             .map(|request| {
                 let first_seen = self.first_seen.get(&request.uid).map(|(at, _)| *at);
-                let progress = by_uid.get(request.uid.as_str()).copied();
+                let progress = plan.progress.get(&request.uid);
                 report::recreate_status(request, progress, observed, first_seen)
             })
             .collect();

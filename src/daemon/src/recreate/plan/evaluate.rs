@@ -136,11 +136,8 @@ impl ContainerCheck<'_> {
         }
     }
 
-    /// The final step, if it is cached here or stored in the status.
+    /// The final step, if it is stored in the status.
     fn result(&self) -> Option<ContainerStep> {
-        if let Some(step) = self.observed.state.results.get(&self.key()) {
-            return Some(step.clone());
-        }
         let stored = self.stored_state()?;
         match stored.phase {
             Phase::Succeeded => Some(ContainerStep::Succeeded),
@@ -347,10 +344,11 @@ impl ContainerCheck<'_> {
             let key = self.request.container_key(&other.name);
             let running = other.status.as_ref().is_some_and(|status| status.running);
             let attempt = self.observed.state.attempts.get(&key);
+            let stored = self.request.status.state(&other.name);
             other.name != self.container.name
                 && other.may_restart_all_containers()
                 && attempt.is_some_and(|attempt| attempt.in_progress || running)
-                && !self.observed.state.results.contains_key(&key)
+                && stored.is_none_or(|state| !state.phase.is_finished())
         })
     }
 

@@ -74,18 +74,22 @@ fn plan_cancellations(plan: &mut Plan, observed: &Observed, turns: &[(Arc<Recrea
         PodObservation::Present(pod) => pod.terminating,
         PodObservation::Unknown(_) => false,
     };
-    let attempts = observed.state.attempts.iter();
-    for (key, attempt) in attempts.filter(|(_, attempt)| attempt.in_progress) {
+    let is_done = |key: &ContainerKey| {
+        let progress = plan.progress.get(&key.request_uid);
+        let mut containers = progress.into_iter().flat_map(|progress| &progress.containers);
+        containers.any(|(name, step)| *name == key.container && step.is_final())
+    };
+    let is_needless = |(key, attempt): &(&ContainerKey, &StopAttempt)| {
         let turn = turns.iter().find(|(request, _)| request.uid == key.request_uid);
-        let is_needless = match turn.map(|(_, turn)| turn) {
-            Some(RequestTurn::Next) => false,
+        match turn.map(|(_, turn)| turn) {
+            Some(RequestTurn::Next) => is_done(key),
             Some(RequestTurn::Over(EndReason::PodDeleted | EndReason::NoRuntime(_))) => true,
             _ => pod_ends || attempt.stage == StopStage::Queued,
-        };
-        if is_needless || plan.results.iter().any(|(done, _)| done == key) {
-            plan.cancel.push(key.clone());
         }
-    }
+    };
+    let attempts = observed.state.attempts.iter();
+    let running = attempts.filter(|(_, attempt)| attempt.in_progress);
+    plan.cancel = running.filter(is_needless).map(|(key, _)| key.clone()).collect();
 }
 
 /// A request that has ended while a container was still being stopped.
@@ -102,11 +106,11 @@ fn finish_stops(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateRequ
         })
         .collect();
     if !containers.is_empty() {
-        plan.progress.push(RequestProgress {
-            request_uid: request.uid.clone(),
+        let progress = RequestProgress {
             wait_reason: None,
             containers,
-        });
+        };
+        plan.progress.insert(request.uid.clone(), progress);
     }
     plan.writes.extend(status::finished(request, observed));
 }
@@ -126,12 +130,6 @@ fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateReque
         return wait_request(plan, request, wait_reason, at);
     }
     let containers = evaluate(observed, request, pod, now, false);
-    for (requested, container) in request.containers.iter().zip(&containers) {
-        let key = request.container_key(&requested.name);
-        if container.step.is_final() && !observed.state.results.contains_key(&key) {
-            plan.results.push((key, container.step.clone()));
-        }
-    }
     // If none is in progress, those that wait are not started because one has failed.
     let is_over = |step: &ContainerStep| step.is_final() || *step == ContainerStep::Waiting;
     if containers.iter().all(|container| is_over(&container.step)) {
@@ -195,11 +193,11 @@ fn push_progress(
     steps: impl IntoIterator<Item = ContainerStep>,
 ) {
     let names = request.containers.iter().map(|container| container.name.clone());
-    plan.progress.push(RequestProgress {
-        request_uid: request.uid.clone(),
+    let progress = RequestProgress {
         wait_reason,
         containers: names.zip(steps).collect(),
-    });
+    };
+    plan.progress.insert(request.uid.clone(), progress);
 }
 
 /// A request that only waits for now.

@@ -387,7 +387,7 @@ proptest! {
         for begin in &plan.stops {
             prop_assert!(begin.params.termination_grace(Duration::ZERO) <= Duration::from_secs(366 * 86_400));
         }
-        let messages: Vec<String> = plan.progress.iter().flat_map(|view| &view.containers).map(|(_, step)| step.to_string()).collect();
+        let messages: Vec<String> = plan.progress.values().flat_map(|view| &view.containers).map(|(_, step)| step.to_string()).collect();
         prop_assert!(plan.progress.is_empty() || !messages.is_empty());
     }
 }

@@ -185,8 +185,6 @@ pub struct RecreateState {
     pub attempts: BTreeMap<ContainerKey, StopAttempt>,
     /// Target IDs (with scheme) that were written to the API server; it may have dropped them.
     pub targets: BTreeMap<ContainerKey, String>,
-    /// Final steps of containers that are done, even if the API server does not have them yet.
-    pub results: BTreeMap<ContainerKey, ContainerStep>,
     /// When a request's condition `PreRecreateGrace` was first observed as true, by request UID.
     pub unready_observed_at: BTreeMap<String, Duration>,
 }
@@ -213,12 +211,10 @@ pub struct Plan {
     pub stops: Vec<StopAction>,
     /// Statuses to write.
     pub writes: Vec<StatusWrite>,
-    /// Containers that are done now, with their final steps.
-    pub results: Vec<(ContainerKey, ContainerStep)>,
     /// When to requeue at the latest, as monotonic time.
     pub requeue: Option<Duration>,
-    /// Progress of each request.
-    pub progress: Vec<RequestProgress>,
+    /// Progress of the requests, by UID.
+    pub progress: BTreeMap<String, RequestProgress>,
 }
 
 /// The stop of one container.
@@ -299,8 +295,6 @@ impl Urgency {
 /// The progress of one request, for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestProgress {
-    /// UID of the request.
-    pub request_uid: String,
     /// Why the request as a whole waits.
     pub wait_reason: Option<WaitReason>,
     /// The step of each container.

@@ -26,10 +26,6 @@ impl FakeNode {
             }
             changed = true;
         }
-        for (key, settled) in plan.results {
-            assert!(self.state.results.insert(key, settled).is_none(), "settled twice");
-            changed = true;
-        }
         for begin in plan.stops {
             self.begin_stop(begin);
             changed = true;
