@@ -15,10 +15,7 @@ use super::plan::{
 use super::runtime_queue::ObserveLimit;
 use crate::live::RestartStatus;
 use crate::pods::NodePod;
-use kruise_api::container_recreate_request::{
-    ContainerRecreateRequest, ContainerRecreateRequestPhase, ContainerRecreateRequestStatus,
-    MAX_CONTAINER_ID_BYTES,
-};
+use kruise_api::container_recreate_request::{ContainerRecreateRequest, MAX_CONTAINER_ID_BYTES};
 use kruise_api::keys;
 use kruise_api::validation::truncate;
 use kruise_cluster::{Key, write};
@@ -65,25 +62,8 @@ pub fn parse_request(object: ContainerRecreateRequest) -> Option<RecreateRequest
         containers: containers.collect(),
         strategy,
         deadline_seconds: spec.active_deadline_seconds,
-        status: status.map(normalize_status).unwrap_or_default(),
+        status: status.unwrap_or_default(),
     })
-}
-
-/// Normalizes a status to the form that we write: no empty strings, and an unknown phase of a
-/// state becomes Pending.
-fn normalize_status(mut status: ContainerRecreateRequestStatus) -> ContainerRecreateRequestStatus {
-    let drop_empty = |text: &mut Option<String>| *text = text.take().filter(|text| !text.is_empty());
-    drop_empty(&mut status.message);
-    for state in &mut status.container_recreate_states {
-        drop_empty(&mut state.message);
-        if let ContainerRecreateRequestPhase::Other(_) = state.phase {
-            state.phase = ContainerRecreateRequestPhase::Pending;
-        }
-    }
-    for container in &mut status.container_status_snapshot {
-        drop_empty(&mut container.container_id);
-    }
-    status
 }
 
 /// The Pod from our watch. If the watch has none, or a different one than a request names, the API server is called:
@@ -271,7 +251,8 @@ mod tests {
     use super::*;
     use crate::pods::{PodContainer, PodContainerStatus};
     use kruise_api::container_recreate_request::{
-        ContainerRecreateRequestFailurePolicyType, ContainerRecreateRequestStrategy,
+        ContainerRecreateRequestFailurePolicyType, ContainerRecreateRequestPhase,
+        ContainerRecreateRequestStrategy,
     };
     use serde_json::json;
 
@@ -347,22 +328,6 @@ mod tests {
         assert!(long[0].len() < 1100 && long[0] != "containerd://new");
         let several = vec!["containerd://new".to_owned(); 2];
         assert_eq!(parsed(&["a", "b"]), (several, true));
-    }
-
-    #[test]
-    fn recreate_status_of_any_author_is_normalized() {
-        let read = |status| normalize_status(serde_json::from_value(status).unwrap());
-        let theirs = json!({
-            "phase": "Recreating", "message": "",
-            "containerRecreateStates": [{ "name": "a", "phase": "", "message": "" }],
-            "containerStatusSnapshot": [{ "name": "a", "ready": true, "restartCount": 1, "containerID": "" }],
-        });
-        let ours = json!({
-            "phase": "Recreating",
-            "containerRecreateStates": [{ "name": "a", "phase": "Pending" }],
-            "containerStatusSnapshot": [{ "name": "a", "ready": true, "restartCount": 1 }],
-        });
-        assert_eq!(read(theirs), read(ours));
     }
 
     #[test]

@@ -318,3 +318,16 @@ fn unready_grace_period_is_waited_for() {
     let (stopped, ..) = stops(&world, "one").next().unwrap();
     assert_eq!(stopped, unready_at + 5_000);
 }
+
+#[test]
+fn unknown_phase_of_a_container_is_not_written_back() {
+    let mut request = request("one", &["a"]);
+    request.status = serde_json::from_value(serde_json::json!({
+        "phase": "Recreating",
+        "containerRecreateStates": [{ "name": "a", "phase": "odd", "isKilled": true }],
+    }))
+    .unwrap();
+    let write = status::waiting(&Arc::new(request), &WaitReason::Unready).unwrap();
+    let state = &write.status.container_recreate_states[0];
+    assert_eq!((&state.phase, state.is_killed), (&Phase::Pending, true));
+}

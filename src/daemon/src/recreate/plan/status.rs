@@ -238,15 +238,21 @@ fn container_state(
     }
 }
 
-/// The state in the status; if there is none, a state of a container that was not started.
+/// The state in the status; if there is none, a state of a container that was not started. In v1alpha1, any user who can
+/// write it may have set a phase that v1beta1 does not accept.
 fn stored_state(request: &RecreateRequest, name: &str) -> State {
-    request.status.state(name).cloned().unwrap_or_else(|| State {
+    let stored = request.status.state(name).cloned();
+    let mut state = stored.unwrap_or_else(|| State {
         name: name.to_owned(),
         phase: Phase::Pending,
         message: None,
         is_killed: false,
         container_id: None,
-    })
+    });
+    if let Phase::Other(_) = state.phase {
+        state.phase = Phase::Pending;
+    }
+    state
 }
 
 /// Kubelet's status of the new containers; the stored snapshot if there is none yet.
