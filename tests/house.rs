@@ -294,6 +294,38 @@ fn docs_mention_existing_source_files() {
     assert_no_offences("no such source file", &missing);
 }
 
+/// Whether a line defines something of that name.
+fn is_definition(line: &str, name: &str) -> bool {
+    let tokens = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+    let tokens: Vec<&str> = tokens.collect();
+    tokens
+        .windows(2)
+        .any(|pair| ["fn", "struct", "enum", "const", "static"].contains(&pair[0]) && pair[1] == name)
+}
+
+#[test]
+fn steps_of_two_ways_name_what_their_files_define() {
+    let page = repo_root().join("docs/development/two-ways.md");
+    let text = fs::read_to_string(&page).unwrap();
+    let (mut missing, mut steps) = (Vec::new(), 0);
+    for line in text.lines().filter(|line| line.starts_with(char::is_numeric)) {
+        let Some((step, link)) = line.split_once("](") else {
+            continue;
+        };
+        let file = page.parent().unwrap().join(link.trim_end_matches(')'));
+        let source = fs::read_to_string(file).unwrap();
+        for name in step.split('`').skip(1).step_by(2) {
+            let name = name.rsplit("::").next().unwrap();
+            if !code_lines(&source).any(|line| is_definition(line, name)) {
+                missing.push(format!("{name}: {step}"));
+            }
+        }
+        steps += 1;
+    }
+    assert!(steps > 60, "{steps}");
+    assert_no_offences("docs/development/two-ways.md names", &missing);
+}
+
 /// Words that neither Kubernetes nor its users use in this way.
 const UNUSUAL_WORDS: [&str; 8] = [
     "told",
