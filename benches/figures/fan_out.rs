@@ -13,6 +13,8 @@ use crate::side::Side;
 use crate::usage::cpu;
 
 const IMAGE: &str = "bench-fan-out";
+/// How often a report is written until it is accepted.
+const MAX_ATTEMPTS: usize = 10;
 
 /// Costs of a job over many nodes.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +99,11 @@ pub async fn play_daemons(client: kube::Client, mut node_images: ObjectStream) {
             let api = api.clone();
             async move {
                 let patch = Patch::Merge(json!({ "status": status }));
-                if let Err(error) = api.patch_status(&name, &PatchParams::default(), &patch).await {
+                // As a daemon does. The node is not seen again if its report is lost, and no job ends without it.
+                for _ in 0..MAX_ATTEMPTS {
+                    let Err(error) = api.patch_status(&name, &PatchParams::default(), &patch).await else {
+                        return;
+                    };
                     eprintln!("NodeImage {name}: {error}");
                 }
             }

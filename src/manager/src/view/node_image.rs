@@ -96,7 +96,7 @@ pub struct TagStatusView {
     /// A hash that changes with every report of the daemon: progress, message, start.
     pub progress_hash: u64,
     /// Bytes of the pull while it runs.
-    pub bytes: Option<PulledBytes>,
+    pub bytes: Option<Box<PulledBytes>>,
 }
 
 /// Name of an image and its tag.
@@ -283,7 +283,7 @@ fn status_view(image: &str, status: ImageTagStatus, names: &mut Pool<ImageTag>) 
         error: status.message.filter(|_| failed).map(shortened),
         started: status.start_time.map(|t| t.0),
         progress_hash,
-        bytes: status.bytes,
+        bytes: status.bytes.map(Box::new),
     }
 }
 

@@ -713,7 +713,12 @@ fn new_manager_keeps_failures_and_counts_no_pod_that_is_gone() {
 #[test]
 fn requests_with_a_forged_owner_do_not_count() {
     let mut world = World::new(2, json!({}));
-    let mut forged = build_request(&world.job, "web-1", &world.pods["web-1"].view);
+    let mut forged = build_request(
+        &world.job,
+        "web-1",
+        &world.pods["web-1"].view,
+        &RestartedContainers::new(),
+    );
     forged.metadata.name = Some("forged".to_owned());
     world.requests.insert("forged".to_owned(), forged.clone());
     forged.metadata.labels = None;

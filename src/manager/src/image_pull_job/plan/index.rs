@@ -648,7 +648,14 @@ impl JobIndex {
             counters.unknown_nodes = names.iter().filter(|n| !has_node_image(n)).cloned().collect();
         }
         if let Ok((image, tag)) = &work.job.image {
-            counters.pulled = work.pulled_bytes(|name| self.nodes.get(name)?.status(image, tag)?.bytes);
+            counters.pulled = work.pulled_bytes(|name| {
+                self.nodes
+                    .get(name)?
+                    .status(image, tag)?
+                    .bytes
+                    .as_deref()
+                    .copied()
+            });
         }
         let waits = counters.active == 0 && self.registry_limit.is_waiting(uid);
         counters.registry_full = self.registry_limit.full(uid).filter(|_| waits);
@@ -703,7 +710,7 @@ fn sync_node(work: &mut RunningJob, name: &NodeName, view: Option<&NodeImageView
     };
     let status = view.status(image, tag);
     let error = status.and_then(|status| status.error.clone());
-    if let Some(bytes) = status.and_then(|status| status.bytes) {
+    if let Some(bytes) = status.and_then(|status| status.bytes.as_deref()) {
         work.set_image_bytes(bytes.total);
     }
     if ended {

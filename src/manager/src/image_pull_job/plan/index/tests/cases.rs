@@ -64,15 +64,17 @@ fn bytes_of_nodes_that_pull_and_have_pulled_are_added() {
     };
     let report = |world: &mut FakeCluster, n: u8, bytes: Option<PulledBytes>| {
         world.views.get_mut(&n).unwrap().statuses = vec![TagStatusView {
-            image: "nginx".into(),
-            tag: "1".into(),
+            name: Arc::new(ImageTag {
+                image: "nginx".to_owned(),
+                tag: "1".to_owned(),
+            }),
             version: 0,
             phase: ImagePullPhase::Pulling,
             completed: None,
             started: None,
             error: None,
             progress_hash: 0,
-            bytes,
+            bytes: bytes.map(Box::new),
         }];
         world.notify_index(n);
     };
