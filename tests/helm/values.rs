@@ -532,6 +532,8 @@ fn daemon_set_is_left_out_without_its_feature_gate() {
         "AllBeta=false,PodWebhook=true",
         "AllBeta=true,KruiseDaemon=false",
         "KruiseDaemon=true,KruiseDaemon=false",
+        // As OpenKruise's programs read it, too.
+        " PodWebhook=True , AllBeta = False, ",
     ] {
         let rendered = template_with("featureGates", &format!("{gates:?}")).unwrap();
         assert!(rendered.keys().eq(without_daemon.keys()), "{gates}");
@@ -545,6 +547,7 @@ fn daemon_set_is_left_out_without_its_feature_gate() {
         "AllBeta=false,KruiseDaemon=true",
         "KruiseDaemon=true,AllBeta=false",
         "KruiseDaemon=false,KruiseDaemon=true",
+        "AllBeta=false, KruiseDaemon=True",
         "AllAlpha=false",
         "NoKruiseDaemon=false",
     ] {

@@ -6,9 +6,9 @@ app.kubernetes.io/part-of: kruise-rs
 {{/* Whether gate KruiseDaemon is on, as the programs read the gates: the last value counts, and its own name before AllBeta. */}}
 {{- define "kruise.hasDaemon" -}}
 {{- $gates := dict }}
-{{- range splitList "," .Values.featureGates }}
+{{- range splitList "," (nospace .Values.featureGates) }}
 {{- $gate := splitList "=" . }}
-{{- $_ := set $gates (first $gate) (last $gate) }}
+{{- $_ := set $gates (first $gate) (lower (last $gate)) }}
 {{- end }}
 {{- if ne (default (get $gates "AllBeta") (get $gates "KruiseDaemon")) "false" }}true{{ end }}
 {{- end }}
