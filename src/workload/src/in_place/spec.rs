@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 use super::diff::{FieldChange, field_changes};
 use super::normalize::{TemplateStorage, normalize};
-use super::pod::{Container, Resources};
+use super::pod::Resources;
 use super::quantity;
 use kruise_api::cloneset::string_map;
-use kruise_api::container_hash::EnvOrigin;
+use kruise_api::container_hash::{EnvOrigin, env_from_metadata};
 use kruise_api::go_json;
 pub use kruise_api::in_place::InPlaceUpdateGrace as Spec;
 use kruise_api::keys;
@@ -84,6 +84,14 @@ impl MetadataPart {
         match self {
             Self::Labels => "labels",
             Self::Annotations => "annotations",
+        }
+    }
+
+    /// The entry of this key as the source of a variable's value.
+    fn origin(self, key: &str) -> EnvOrigin {
+        match self {
+            Self::Labels => EnvOrigin::Label(key.to_owned()),
+            Self::Annotations => EnvOrigin::Annotation(key.to_owned()),
         }
     }
 }
@@ -213,8 +221,7 @@ fn add_change(
 fn add_implied_requests(before: &Value, spec: &mut Spec) {
     let containers = before["spec"]["containers"].as_array();
     for container in containers.into_iter().flatten() {
-        let name = container["name"].as_str().unwrap_or_default();
-        let Some(new) = spec.container_resources.get_mut(name) else {
+        let Some(new) = spec.container_resources.get_mut(container_name(container)) else {
             continue;
         };
         let requested = Resources::from_json(&container["resources"]).requests;
@@ -234,31 +241,27 @@ fn add_metadata_changes(
     options: &Options,
     spec: &mut Spec,
 ) -> Result<(), MustRecreate> {
-    let containers: Vec<Container> = before["spec"]["containers"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter(|_| options.env_from_metadata)
-        .map(Container::from_json)
-        .collect();
+    let all_readers = match options.env_from_metadata {
+        true => readers_by_origin(before),
+        false => BTreeMap::new(),
+    };
     let mut patch = Map::new();
     for part in [MetadataPart::Labels, MetadataPart::Annotations] {
         let map = |template: &Value| string_map(&template["metadata"][part.key()]);
         let mut plain = Map::new();
         let changed = changed_keys(&map(before), &map(after)).into_iter();
         for (key, value) in changed.filter(|(key, _)| !keys::OWN_POD_METADATA.contains(&key.as_str())) {
-            let readers: Vec<&Container> = containers.iter().filter(|c| reads_key(c, part, &key)).collect();
+            let readers = all_readers.get(&part.origin(&key));
+            let readers = readers.map_or(&[][..], Vec::as_slice);
             spec.update_env_from_metadata |= !readers.is_empty();
-            for reader in &readers {
-                check_restart_policy(before, &reader.name, spec)?;
+            for reader in readers {
+                check_restart_policy(reader, spec)?;
             }
-            match value.filter(|_| !readers.is_empty()) {
-                Some(value) => {
+            match value {
+                Some(value) if !readers.is_empty() => {
                     for reader in readers {
-                        let read = spec
-                            .container_ref_metadata
-                            .entry(reader.name.clone())
-                            .or_default();
+                        let name = container_name(reader).to_owned();
+                        let read = spec.container_ref_metadata.entry(name).or_default();
                         let map = match part {
                             MetadataPart::Labels => &mut read.labels,
                             MetadataPart::Annotations => &mut read.annotations,
@@ -266,8 +269,7 @@ fn add_metadata_changes(
                         map.insert(key.clone(), value.clone());
                     }
                 }
-                None => {
-                    let value = map(after).get(&key).cloned();
+                value => {
                     plain.insert(key, json!(value));
                 }
             }
@@ -285,12 +287,28 @@ fn add_metadata_changes(
     Ok(())
 }
 
+/// The containers of a template, by the labels and annotations that their environment reads.
+fn readers_by_origin(template: &Value) -> BTreeMap<EnvOrigin, Vec<&Value>> {
+    let mut readers: BTreeMap<EnvOrigin, Vec<&Value>> = BTreeMap::new();
+    for container in template["spec"]["containers"].as_array().into_iter().flatten() {
+        let variables = env_from_metadata(container).into_iter();
+        let origins: BTreeSet<EnvOrigin> = variables.map(|(_, origin)| origin).collect();
+        for origin in origins {
+            readers.entry(origin).or_default().push(container);
+        }
+    }
+    readers
+}
+
+fn container_name(container: &Value) -> &str {
+    container["name"].as_str().unwrap_or_default()
+}
+
 /// A container that is not replaced for its image is stopped for its environment, and restarted according to its
 /// policy.
-fn check_restart_policy(template: &Value, name: &str, spec: &Spec) -> Result<(), MustRecreate> {
-    let mut containers = template["spec"]["containers"].as_array().into_iter().flatten();
-    let container = containers.find(|container| container["name"] == name);
-    match container.and_then(|container| container["restartPolicy"].as_str()) {
+fn check_restart_policy(container: &Value, spec: &Spec) -> Result<(), MustRecreate> {
+    let name = container_name(container);
+    match container["restartPolicy"].as_str() {
         Some(policy) if policy != "Always" && !spec.container_images.contains_key(name) => {
             Err(MustRecreate::NeverRestarted(name.to_owned(), policy.to_owned()))
         }
@@ -306,14 +324,6 @@ fn changed_keys(
     let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let differ = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
     differ.map(|key| (key.clone(), after.get(key).cloned())).collect()
-}
-
-fn reads_key(container: &Container, part: MetadataPart, key: &str) -> bool {
-    container.env.iter().any(|(_, origin)| match (origin, part) {
-        (EnvOrigin::Label(read), MetadataPart::Labels)
-        | (EnvOrigin::Annotation(read), MetadataPart::Annotations) => read == key,
-        _ => false,
-    })
 }
 
 /// Finalizers are a set in a strategic merge patch.

@@ -2,6 +2,7 @@
 mod batches;
 mod completion_proofs;
 mod go_vectors;
+mod large_templates;
 mod legacy;
 mod resources;
 mod restart_policy;
