@@ -1,11 +1,10 @@
 //! Which containers are updated together.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::patch::readers_of_removed;
 use super::pod::Pod;
 use super::spec::Spec;
-use kruise_api::in_place::ContainerRefMetadata;
 
 /// The containers of `spec` to update now: all without a launch priority, all with the highest one, all that read a
 /// label or annotation which is removed, because that is done now, and all that read one that one of them reads.
@@ -17,31 +16,37 @@ pub fn first_batch(pod: &Pod, spec: &Spec) -> BTreeSet<String> {
     };
     let containers: Vec<_> = pod.containers.iter().filter(|c| changed(&c.name)).collect();
     let highest = containers.iter().filter_map(|c| c.priority).max();
-    let readers = readers_of_removed(pod, spec);
-    let loses_env = |name: &str| spec.update_env_from_metadata && readers.contains(name);
-    let mut batch: BTreeSet<String> = containers
-        .iter()
-        .filter(|c| c.priority.is_none() || c.priority == highest || loses_env(&c.name))
-        .map(|c| c.name.clone())
-        .collect();
-    loop {
-        let reads = |name: &String| spec.container_ref_metadata.get(name);
-        let shares_reference = |name: &String| {
-            let of_batch = batch.iter().filter_map(reads);
-            reads(name).is_some_and(|one| of_batch.into_iter().any(|other| share_references(one, other)))
-        };
-        let joining = containers
-            .iter()
-            .map(|c| &c.name)
-            .find(|name| !batch.contains(*name) && shares_reference(name));
-        match joining {
-            Some(name) => batch.insert(name.clone()),
-            None => return batch,
-        };
+    let lose_env = readers_of_removed(pod, spec);
+    let loses_env = |name: &str| spec.update_env_from_metadata && lose_env.contains(name);
+    let mut readers: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    for container in &containers {
+        for entry in references(spec, &container.name) {
+            readers.entry(entry).or_default().push(&container.name);
+        }
     }
+    let due = containers
+        .iter()
+        .filter(|c| c.priority.is_none() || c.priority == highest || loses_env(&c.name));
+    let mut joining: Vec<&str> = due.map(|c| c.name.as_str()).collect();
+    let mut batch = BTreeSet::new();
+    while let Some(name) = joining.pop() {
+        if batch.insert(name.to_owned()) {
+            // All readers of an entry join with the first one.
+            let others = references(spec, name).filter_map(|entry| readers.remove(&entry));
+            joining.extend(others.flatten());
+        }
+    }
+    batch
 }
 
-fn share_references(one: &ContainerRefMetadata, other: &ContainerRefMetadata) -> bool {
-    one.labels.keys().any(|k| other.labels.contains_key(k))
-        || one.annotations.keys().any(|k| other.annotations.contains_key(k))
+/// The changed labels and annotations that a container reads: kind and key.
+fn references<'a>(
+    spec: &'a Spec,
+    container: &str,
+) -> impl Iterator<Item = (&'static str, &'a str)> + use<'a> {
+    let read = spec.container_ref_metadata.get(container).into_iter();
+    read.flat_map(|read| {
+        let labels = read.labels.keys().map(|key| ("label", key.as_str()));
+        labels.chain(read.annotations.keys().map(|key| ("annotation", key.as_str())))
+    })
 }

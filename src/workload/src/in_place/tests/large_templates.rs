@@ -5,6 +5,9 @@ use std::time::Instant;
 use serde_json::{Map, Value, json};
 
 use super::*;
+use crate::in_place::container_batches;
+use kruise_api::in_place::ContainerRefMetadata;
+use kruise_api::keys;
 
 /// A revision whose template has these annotations and containers.
 fn revision(annotations: &Map<String, Value>, containers: &[Value]) -> Value {
@@ -40,6 +43,37 @@ fn many_annotations_change() {
         patch["metadata"]["annotations"].as_object().unwrap().len(),
         20_000 - READ
     );
+}
+
+/// Each container reads one annotation of the previous one, and one of the next.
+#[test]
+fn chain_of_readers_is_one_batch() {
+    const CONTAINERS: usize = 2_000;
+    let containers: Vec<Value> = (0..CONTAINERS)
+        .map(|at| {
+            let key = json!({ "name": "barrier", "key": format!("p_{at}") });
+            let barrier =
+                json!({ "name": keys::ENV_CONTAINER_BARRIER, "valueFrom": { "configMapKeyRef": key } });
+            json!({ "name": format!("c{at:04}"), "image": "c:1", "env": [barrier] })
+        })
+        .collect();
+    let pod = Pod::from_json(&json!({ "spec": { "containers": containers } }));
+    let reads = |at: usize| {
+        let annotations = [at, at + 1].map(|key| (format!("a{key}"), "2".to_owned()));
+        let read = ContainerRefMetadata {
+            annotations: annotations.into(),
+            ..ContainerRefMetadata::default()
+        };
+        (format!("c{at:04}"), read)
+    };
+    let spec = Spec {
+        container_ref_metadata: (0..CONTAINERS).map(reads).collect(),
+        ..Spec::default()
+    };
+    let begin = Instant::now();
+    let batch = container_batches::first_batch(&pod, &spec);
+    assert_quick(begin);
+    assert_eq!(batch.len(), CONTAINERS);
 }
 
 fn decoded(spec: &Spec) -> Value {
