@@ -263,9 +263,9 @@ fn merge_metadata_patches(new: Option<String>, old: Option<String>) -> Option<St
             }
             Value::Array(new) => {
                 let old = patch["metadata"][part].as_array().into_iter().flatten();
-                let mut all: Vec<Value> = old.filter(|name| !new.contains(name)).cloned().collect();
-                all.extend_from_slice(new);
-                set(&mut patch, &["metadata", part], all.into());
+                let names = old.chain(new).filter_map(Value::as_str);
+                let names = json!(names.collect::<BTreeSet<_>>());
+                set(&mut patch, &["metadata", part], names);
             }
             _ => {}
         }

@@ -1,6 +1,6 @@
 //! What an update may write into a Pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
@@ -97,8 +97,9 @@ impl<'a> Template<'a> {
                 metadata.insert(part.to_owned(), Value::Object(own.collect()));
             }
         }
-        let own = self.0["metadata"]["finalizers"].as_array();
-        let in_template = |name: &&Value| own.is_some_and(|own| own.contains(name));
+        let own = self.0["metadata"]["finalizers"].as_array().into_iter().flatten();
+        let own: BTreeSet<&str> = own.filter_map(Value::as_str).collect();
+        let in_template = |name: &&Value| name.as_str().is_some_and(|name| own.contains(name));
         let named = |key: &str| patch["metadata"][key].as_array().into_iter().flatten();
         let removed: Vec<&Value> = named(DELETED_FINALIZERS)
             .filter(|name| name.is_string() && !in_template(name))

@@ -76,6 +76,27 @@ fn chain_of_readers_is_one_batch() {
     assert_eq!(batch.len(), CONTAINERS);
 }
 
+/// First the update waits for its grace period, and then another one takes its finalizers over.
+#[test]
+fn many_finalizers_are_added() {
+    const FINALIZERS: usize = 40_000;
+    let finalizers: Value = (0..FINALIZERS).map(|at| format!("example.com/{at}")).collect();
+    let template = |finalizers: &Value| {
+        let mut revision = revision(&Map::new(), &[json!({ "name": "c", "image": "c:1" })]);
+        revision["spec"]["template"]["metadata"]["finalizers"] = finalizers.clone();
+        revision
+    };
+    let (old, new) = (template(&Value::Null), template(&finalizers));
+    let added = spec_between(&old, &new).unwrap();
+    let mut pod = pod(&["c"]);
+    pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE] = json!(json!(added).to_string());
+    let begin_time = Instant::now();
+    let writes = begin(&Pod::from_json(&pod), &new, &added);
+    assert_quick(begin_time);
+    let patched = &writes.last().unwrap().patch["metadata"]["finalizers"];
+    assert_eq!(patched.as_array().unwrap().len(), FINALIZERS);
+}
+
 fn decoded(spec: &Spec) -> Value {
     let patch = spec.meta_data_patch.as_ref().unwrap();
     let text = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, patch).unwrap();
