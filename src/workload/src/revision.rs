@@ -397,10 +397,11 @@ pub fn revisions_to_delete(
     used: &BTreeSet<&str>,
     limit: i32,
 ) -> Vec<String> {
+    let used: BTreeSet<&str> = used.iter().map(|label| short_hash(label)).collect();
     let unused: Vec<&Revision> = revisions
         .iter()
         .map(Borrow::borrow)
-        .filter(|revision| !used.iter().any(|label| same_revision(label, &revision.name)))
+        .filter(|revision| !used.contains(short_hash(&revision.name)))
         .collect();
     let kept = usize::try_from(limit).unwrap_or(0);
     let surplus = unused.len().saturating_sub(kept);

@@ -391,12 +391,9 @@ impl RevisionHistory {
     /// The revisions for the plan: those that the CloneSet and its Pods use, of the latter the newest that fit into
     /// memory; and the names of the rest.
     pub fn plan_revisions(&self, pods: &[Arc<Pod>]) -> (Vec<Arc<plan::ParsedRevision>>, Vec<String>) {
-        let labels_in_use = self.labels_in_use(pods);
-        let is_used = |one: &&Revision| {
-            labels_in_use
-                .iter()
-                .any(|label| revision::same_revision(label, &one.name))
-        };
+        let labels_in_use = self.labels_in_use(pods).into_iter();
+        let hashes_in_use: BTreeSet<&str> = labels_in_use.map(revision::short_hash).collect();
+        let is_used = |one: &&Revision| hashes_in_use.contains(revision::short_hash(&one.name));
         let mut bytes = 0;
         let (mut readable, unread): (Vec<_>, Vec<_>) = self.valid().rev().filter(is_used).partition(|one| {
             bytes += one.memory;
@@ -573,6 +570,45 @@ mod tests {
         assert_eq!(kept(["", "web-1"]), Some("web-1"));
         assert_eq!(kept(["web-2", "web-1"]), Some("web-2"), "the status is behind");
         assert_eq!(kept(["", "gone"]), Some("web-2"));
+    }
+
+    /// Users may create revisions, and write the labels of Pods.
+    #[test]
+    fn many_revisions_are_matched_with_many_labels() {
+        const COUNT: usize = 20_000;
+        let name = |at: usize| format!("web-{at}");
+        let stored = |at: usize| {
+            Arc::new(Revision {
+                name: name(at),
+                ..Revision::default()
+            })
+        };
+        let pod = |at: usize| {
+            let label = (keys::CONTROLLER_REVISION_HASH.to_owned(), name(at));
+            Arc::new(Pod {
+                labels: Arc::new([label].into()),
+                ..Pod::default()
+            })
+        };
+        let history = RevisionHistory {
+            revisions: (0..COUNT).map(stored).collect(),
+            update_revision: name(1),
+            current_revision: name(1),
+            collisions: None,
+            template_status: plan::TemplateStatus::Accepted,
+            retry_after: None,
+            error_category: None,
+        };
+        let pods: Vec<_> = (COUNT - 1..2 * COUNT).map(pod).collect();
+        let begin = Instant::now();
+        let (used, _) = history.plan_revisions(&pods);
+        let surplus = revision::revisions_to_delete(&history.revisions, &history.labels_in_use(&pods), 10);
+        assert!(begin.elapsed().as_secs() < 10, "{:?}", begin.elapsed());
+        let used: Vec<_> = used.iter().map(|one| one.name.clone()).collect();
+        assert_eq!(
+            (used, surplus.len()),
+            (vec![name(1), name(COUNT - 1)], COUNT - 12)
+        );
     }
 
     /// An orphaned revision for a template with this image.
