@@ -59,17 +59,17 @@ pub(super) fn pre_download(view: &PlanView<'_>, updated_ready: i32, builder: &mu
     if i64::from(updated_ready) < min_updated_ready(view) {
         return;
     }
-    let jobs = build_jobs(view, strategy, current, update);
-    let exists = |job: &ImagePullJob| {
-        let name = job.metadata.name.as_ref();
-        let observed_job = |name: &String| observed.jobs.iter().any(|job| job.name == *name);
-        name.is_some_and(|name| observed_job(name) || job_rejected(view, name))
-    };
-    let missing: Vec<ImagePullJob> = jobs.into_iter().filter(|job| !exists(job)).collect();
+    let exists =
+        |name: &String| observed.jobs.iter().any(|job| job.name == *name) || job_rejected(view, name);
+    let images = changed_images(current, update);
+    let jobs = images.map(|(container, image)| (format!("{}-{container}", update.name), image));
+    let missing: Vec<(String, &str)> = jobs.filter(|(name, _)| !exists(name)).collect();
     if missing.is_empty() {
         builder.push(view, label(keys::IMAGE_PRE_DOWNLOAD_CREATED));
     }
-    for job in missing {
+    // Each has the labels and annotations of the template.
+    for (name, image) in missing.iter().take(view.pod_limit()) {
+        let job = build_job(view, strategy, update, name, image);
         builder.push(view, Action::CreateJob(Box::new(job)));
     }
 }
@@ -130,27 +130,21 @@ fn container_images(revision: &ParsedRevision) -> BTreeMap<&str, &str> {
         .collect()
 }
 
-/// A job for each container whose image changes.
-fn build_jobs(
-    view: &PlanView<'_>,
-    strategy: &RollingUpdateCloneSetStrategy,
-    current: &ParsedRevision,
-    update: &ParsedRevision,
-) -> Vec<ImagePullJob> {
+/// The containers whose image changes, with the new image.
+fn changed_images<'a>(
+    current: &'a ParsedRevision,
+    update: &'a ParsedRevision,
+) -> impl Iterator<Item = (&'a str, &'a str)> {
     let old = container_images(current);
-    let changed = container_images(update)
-        .into_iter()
-        .filter(|(name, image)| old.get(name) != Some(image));
-    changed
-        .map(|(name, image)| build_job(view, strategy, update, name, image))
-        .collect()
+    let new = container_images(update).into_iter();
+    new.filter(move |(name, image)| old.get(name) != Some(image))
 }
 
 fn build_job(
     view: &PlanView<'_>,
     strategy: &RollingUpdateCloneSetStrategy,
     update: &ParsedRevision,
-    container: &str,
+    name: &str,
     image: &str,
 ) -> ImagePullJob {
     let template = &update.data["spec"]["template"];
@@ -194,7 +188,7 @@ fn build_job(
         sandbox_config: Some(sandbox.within_schema_limits()),
         ..ImagePullJobSpec::default()
     };
-    let mut job = ImagePullJob::new(&format!("{}-{container}", update.name), spec);
+    let mut job = ImagePullJob::new(name, spec);
     job.metadata
         .namespace
         .clone_from(&view.observed.set.metadata.namespace);

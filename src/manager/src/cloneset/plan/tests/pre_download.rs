@@ -56,6 +56,20 @@ fn pre_download_job_follows_strategy_and_template() {
     assert_eq!(spec["podSelector"]["matchLabels"], json!({ "app": "x" }));
 }
 
+/// Each job has the labels and annotations of the template, which may take much memory.
+#[test]
+fn jobs_of_a_large_template_are_created_one_after_another() {
+    let mut cluster = five_settled_pods();
+    cluster.memory = usize::MAX;
+    let mut containers = cluster.set["spec"]["template"]["spec"]["containers"].clone();
+    containers[0]["image"] = json!("app:2");
+    containers[1]["image"] = json!("side:2");
+    cluster.edit(&json!({ "template": { "spec": { "containers": containers } } }));
+    let created = [(); 3].map(|()| jobs(&cluster.reconcile().1).len());
+    assert_eq!(created, [1, 1, 0]);
+    assert!(cluster.revisions.last().unwrap().pre_downloaded);
+}
+
 /// The labels that the update revision gets in one reconcile, and the number of jobs created for it.
 fn pre_download_result(mut cluster: FakeCluster) -> (Vec<&'static str>, usize) {
     let plan = cluster.reconcile().1;
