@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::view::PlanView;
-use kruise_api::keys;
+use kruise_api::{keys, names};
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::Pod;
 
@@ -64,7 +64,7 @@ pub(super) fn unavailable_ids<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&s
         .collect()
 }
 
-/// IDs of kept claims that no Pod uses.
+/// IDs of kept claims that no Pod uses. Users may write the label of a claim, so not every ID can be in a Pod's name.
 pub(super) fn unused_claim_ids<'a>(
     view: &PlanView<'a>,
     kept_claims: &BTreeSet<&str>,
@@ -76,7 +76,7 @@ pub(super) fn unused_claim_ids<'a>(
         .iter()
         .filter(|claim| is_kept(kept_claims, claim));
     all.map(|claim| claim.instance_id.as_str())
-        .filter(|id| !id.is_empty() && !unavailable.contains(id))
+        .filter(|id| !unavailable.contains(id) && names::is_subdomain(&pod_name(view, id)))
         .collect()
 }
 
