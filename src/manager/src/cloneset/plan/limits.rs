@@ -96,12 +96,12 @@ pub(crate) fn scaled_value(value: &IntOrString, total: i64, round: fn(f64) -> f6
     }
 }
 
-/// `percent` percent of `total`; 0 or greater.
+/// `percent` percent of `total`; 0 or greater, and no more than a field of the spec can hold.
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
 pub(super) fn percent_of(percent: f64, total: i64, round: fn(f64) -> f64) -> i64 {
     // A whole number of Pods must not be rounded up because the product is inexact.
     let exact = (percent * total as f64 * 1e4).round() / 1e6;
-    (round(exact) as i64).max(0)
+    (round(exact) as i64).clamp(0, i32::MAX.into())
 }
 
 #[cfg(test)]
@@ -186,6 +186,8 @@ mod tests {
             ("0", "12.5%", 1000, (0, 125)),
             ("0.1%", "0", 1000, (1, 0)),
             ("0", "0.1%", 1001, (0, 2)),
+            // OpenKruise limits no digits.
+            ("99999999999999999999999%", "0", 8, (i64::from(i32::MAX), 0)),
         ] {
             let limits = limits(replicas, rolling(unavailable, surge));
             let context = format!("maxUnavailable {unavailable}, maxSurge {surge} of {replicas}");
