@@ -353,8 +353,10 @@ async fn create_pod(
         }
         // The owner of the name must be known before the name is given up.
         Err(error) if error.already_exists() || error.outcome_unknown() => {
-            match fetch_pod(ctx, name).await? {
-                Some(pod) if pod.controller.as_ref() == Some(&ctx.owner) => Ok(()),
+            match fetch_pod(ctx, name).await {
+                Ok(Some(pod)) if pod.controller.as_ref() == Some(&ctx.owner) => Ok(()),
+                // A refused read does not mean that the creation was refused.
+                Err(why) if !error.outcome_unknown() => Err(why),
                 _ => Err(error),
             }
         }
@@ -572,7 +574,53 @@ async fn patch_clone_set(ctx: &CloneSetContext<'_>, patch: &Value) -> Result<(),
 
 #[cfg(test)]
 mod tests {
+    use kube::client::Body;
+
     use super::*;
+    use crate::cloneset::context::ControllerState;
+    use crate::cloneset::observe::clone_set_group;
+    use kruise_api::owner::Owner;
+
+    /// An overloaded API server answers neither the creation in time nor the read: the Pod may appear, and its claims
+    /// are kept for it.
+    #[tokio::test]
+    async fn creation_is_unknown_while_the_pod_cannot_be_read() -> Result<(), serde_json::Error> {
+        let service = tower::service_fn(|request: http::Request<Body>| {
+            let code = if request.method() == http::Method::GET {
+                429
+            } else {
+                504
+            };
+            let status = json!({ "kind": "Status", "status": "Failure", "code": code, "message": "no" });
+            std::future::ready(
+                http::Response::builder()
+                    .status(code)
+                    .body(Body::from(status.to_string().into_bytes())),
+            )
+        });
+        let manager = crate::Context::for_test(kube::Client::new(service, "default"));
+        let shared = ControllerState::new(manager);
+        let set: Arc<CloneSet> = Arc::new(serde_json::from_value(json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet",
+            "metadata": { "name": "web", "namespace": "n", "uid": "set" },
+            "spec": { "selector": { "matchLabels": { "app": "web" } }, "template": {} },
+        }))?);
+        let ctx = CloneSetContext {
+            shared: &shared,
+            manager: &shared.manager,
+            write_permits: &shared.write_permits,
+            name: &Key::namespaced("n", "web"),
+            set: &set,
+            owner: Owner::clone_set(&set.metadata),
+            group: clone_set_group(&set.metadata),
+        };
+        let (name, pod) = ("web-a", json!({ "metadata": { "name": "web-a" } }));
+        let result = create_pod(&ctx, name, &pod, &[]).await;
+        let (name, claims) = (name.to_owned(), Vec::new());
+        let outcome = creation_outcome(&ctx, &Action::CreatePod { name, pod, claims }, &result);
+        assert!(matches!(outcome, ActionOutcome::Unknown(_)), "{outcome:?}");
+        Ok(())
+    }
 
     #[test]
     fn quota_and_limit_range_reject_another_pod_too() {
