@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::in_place::normalize::{TemplateStorage, same_template};
+use crate::in_place::normalize::{TemplateStorage, normalize};
 use kruise_api::json::{estimate_memory, set};
 use kruise_api::owner::controller_reference;
 use kruise_api::{go_json, keys};
@@ -284,12 +284,12 @@ pub fn equivalent_template(
     revisions: &[impl Borrow<Revision>],
     storage: TemplateStorage,
 ) -> Option<Value> {
-    let bytes = encode_template(template);
+    let (bytes, normal) = (encode_template(template), normalize(template, storage));
     let newest_first = || revisions.iter().rev().map(Borrow::borrow);
     let valid = || newest_first().filter(|revision| revision.invalid_reason.is_none());
     let same = |revision: &Revision| {
         let existing = revision.template()?;
-        (revision.data == bytes || same_template(template, &existing, storage)).then_some(existing)
+        (revision.data == bytes || normalize(&existing, storage) == normal).then_some(existing)
     };
     let equal = || valid().find(|revision| revision.data == bytes);
     valid()

@@ -425,6 +425,25 @@ fn pull_policy_changes_revision_without_defaults() {
     }
 }
 
+/// Users choose how many revisions are kept, and how large a template is.
+#[test]
+fn large_template_is_compared_with_many_revisions() {
+    let stored = |number: i64| {
+        let template = template(&format!("i:{number}"));
+        stored_revision(&desired_revision(&owner("n"), &template, &[], None), number)
+    };
+    let revisions: Vec<Revision> = (0..3_000).map(stored).collect();
+    let mut large = template("i:large");
+    let selected = (0..20_000).map(|at| (format!("l{at}"), json!("x")));
+    large["spec"]["nodeSelector"] = Value::Object(selected.collect());
+    let begin = std::time::Instant::now();
+    assert_eq!(
+        equivalent_template(&large, &revisions, TemplateStorage::WithDefaults),
+        None
+    );
+    assert!(begin.elapsed().as_secs() < 10, "{:?}", begin.elapsed());
+}
+
 fn history() -> impl Strategy<Value = Vec<Revision>> {
     proptest::collection::btree_set((0_i64..40, 0_u8..40), 0..12).prop_map(|numbers| {
         let mut all: Vec<_> = numbers
