@@ -3,7 +3,7 @@
 use jiff::{Timestamp, ToSpan};
 
 use crate::in_place::Pod;
-use crate::revision::same_revision;
+use crate::revision::short_hash;
 use kruise_api::keys;
 use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 
@@ -16,11 +16,17 @@ pub fn lifecycle_state(pod: &Pod) -> State {
     }
 }
 
+/// The hash of the Pod's revision.
+#[must_use]
+pub fn revision_hash(pod: &Pod) -> Option<&str> {
+    let label = pod.labels.get(keys::CONTROLLER_REVISION_HASH)?;
+    Some(short_hash(label))
+}
+
 /// Whether the Pod has this revision.
 #[must_use]
 pub fn has_revision(pod: &Pod, revision: &str) -> bool {
-    let label = pod.labels.get(keys::CONTROLLER_REVISION_HASH);
-    label.is_some_and(|label| same_revision(label, revision))
+    revision_hash(pod) == Some(short_hash(revision))
 }
 
 /// Whether the Pod is running, has been ready for more than `seconds` (with 0: is ready), and is not being updated.

@@ -429,7 +429,7 @@ pub fn revision_label(name: &str) -> &str {
 
 /// Whether two names, full or short, are of the same revision.
 pub fn same_revision(one: &str, other: &str) -> bool {
-    one == other || short_hash(one) == short_hash(other)
+    short_hash(one) == short_hash(other)
 }
 
 #[cfg(test)]

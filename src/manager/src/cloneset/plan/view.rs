@@ -18,6 +18,7 @@ use kruise_api::validation::cloneset::without_invalid_hooks;
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::{Pod, Template};
 use kruise_workload::pods;
+use kruise_workload::revision::short_hash;
 
 /// A Pod that counts, with its derived properties.
 ///
@@ -53,6 +54,10 @@ pub(super) struct PlanView<'a> {
     pub selector: CompiledSelector,
     pub now: Timestamp,
     pub limits: Limits,
+    /// The revisions by their hashes, the oldest of each.
+    revisions: BTreeMap<&'a str, &'a ParsedRevision>,
+    /// The hashes of the revisions that take too much memory to be parsed.
+    unread: BTreeSet<&'a str>,
     /// The hooks without items that no Pod can have, which would block Pods forever.
     lifecycle: Option<Lifecycle>,
     /// Seconds that a Pod must be ready to be available.
@@ -84,6 +89,13 @@ impl<'a> PlanView<'a> {
         for claim in observed.claims.iter().filter(|claim| !claim.terminating) {
             claims.entry(&claim.instance_id).or_default().push(claim);
         }
+        let mut revisions = BTreeMap::new();
+        for revision in &observed.revisions {
+            revisions
+                .entry(short_hash(&revision.name))
+                .or_insert(revision.as_ref());
+        }
+        let unread = observed.unread_revisions.iter();
         let pods_to_delete = spec.scale_strategy.iter().map(|scale| &scale.pods_to_delete);
         Self {
             observed,
@@ -91,6 +103,8 @@ impl<'a> PlanView<'a> {
             selector: CompiledSelector::from(&spec.selector),
             now,
             limits: Limits::from_spec(spec, &observed.features),
+            revisions,
+            unread: unread.map(|name| short_hash(name)).collect(),
             lifecycle: spec.lifecycle.as_ref().map(without_invalid_hooks),
             min_ready: spec.min_ready_seconds.unwrap_or_default(),
             claims,
@@ -109,17 +123,12 @@ impl<'a> PlanView<'a> {
 
     /// The revision that a Pod has.
     pub fn pod_revision(&self, pod: &Pod) -> Option<&'a ParsedRevision> {
-        let revisions = self.observed.revisions.iter();
-        let mut same = revisions.filter(|revision| pods::has_revision(pod, &revision.name));
-        same.next().map(AsRef::as_ref)
+        self.revisions.get(pods::revision_hash(pod)?).copied()
     }
 
     /// Whether the Pod's revision takes too much memory to be parsed.
     pub fn is_unread(&self, pod: &Pod) -> bool {
-        self.observed
-            .unread_revisions
-            .iter()
-            .any(|name| pods::has_revision(pod, name))
+        pods::revision_hash(pod).is_some_and(|hash| self.unread.contains(hash))
     }
 
     /// The Pod template of a revision, for writes into Pods.

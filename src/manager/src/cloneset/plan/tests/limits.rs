@@ -1,6 +1,7 @@
 //! Limits that every reconcile must respect, whatever happened before.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use jiff::ToSpan;
 use serde_json::{Value, json};
@@ -400,6 +401,31 @@ fn update_waits_for_an_unread_revision() {
         "{plan:?}"
     );
     assert!(!status_text(&read).contains("which takes too much memory"));
+}
+
+/// Users may write the labels of Pods, and create revisions.
+#[test]
+fn revisions_of_many_pods_are_found_quickly() {
+    const COUNT: usize = 10_000;
+    let mut cluster = FakeCluster::new(clone_set_spec(false, false));
+    settle(&mut cluster);
+    let mut observed = cluster.observe();
+    let first = Pod::clone(&observed.pods[0]);
+    let pod = |at: usize| {
+        let mut pod = first.clone();
+        (pod.name, pod.uid, pod.node) = (format!("s-{at}"), format!("u{at}"), None);
+        let labels = Arc::make_mut(&mut pod.labels);
+        labels.insert(keys::CONTROLLER_REVISION_HASH.to_owned(), format!("s-old{at}"));
+        labels.insert(keys::LIFECYCLE_STATE.to_owned(), "PreparingNormal".to_owned());
+        Arc::new(pod)
+    };
+    observed.pods = (0..COUNT).map(pod).collect();
+    observed.unread_revisions = (0..COUNT).map(|at| format!("s-old{at}")).collect();
+    let begin = std::time::Instant::now();
+    let plan = crate::cloneset::plan::plan(&observed, cluster.now);
+    assert!(begin.elapsed().as_secs() < 10, "{:?}", begin.elapsed());
+    let status = plan.status.expect("the number of Pods has changed");
+    assert_eq!(status.replicas, 10_000);
 }
 
 /// Number of Pods that a plan patches.
