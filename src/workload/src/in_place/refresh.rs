@@ -7,6 +7,7 @@ use super::pod::Pod;
 use super::template::Template;
 use super::write::PodWrite;
 use super::{annotations, patch};
+use kruise_api::time::MAX_CLOCK_CORRECTION;
 
 /// The next step for a Pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,7 +44,8 @@ pub fn refresh(
         let until = began
             .saturating_add(i64::from(grace.grace_seconds).seconds())
             .unwrap_or(now);
-        if now < until {
+        // A beginning that is further ahead is from before the clock was set back.
+        if now < until && began.duration_since(now) <= MAX_CLOCK_CORRECTION {
             return RefreshResult::Wait(WaitingFor::GracePeriod(Some(until)));
         }
         return RefreshResult::Patch(patch::continue_update(pod, grace, template, &state, now));

@@ -211,6 +211,21 @@ fn change_waits_for_grace_period() {
     assert_eq!(last.container_id.as_deref(), Some("containerd://main-0"));
 }
 
+/// The Pod would be out of its Services until the clock is there again.
+#[test]
+fn grace_period_is_over_when_the_clock_is_set_back() {
+    let mut pod = pod(&["main"]);
+    let mut spec = images(&[("main", "main:2")]);
+    spec.grace_seconds = 10;
+    start(&mut pod, &spec);
+    // Two API servers differ by 2 s.
+    assert_eq!(
+        refresh_at(&pod, -2),
+        RefreshResult::Wait(WaitingFor::GracePeriod(Some(timestamp(10))))
+    );
+    assert!(matches!(refresh_at(&pod, -3600), RefreshResult::Patch(_)));
+}
+
 /// A change that the API server would refuse must not take a Pod out of its Services, even if it comes later.
 #[test]
 fn change_after_grace_period_can_be_dry_run() {
