@@ -578,8 +578,6 @@ mod tests {
 
     use super::*;
     use crate::cloneset::context::ControllerState;
-    use crate::cloneset::observe::clone_set_group;
-    use kruise_api::owner::Owner;
 
     /// An overloaded API server answers neither the creation in time nor the read: the Pod may appear, and its claims
     /// are kept for it.
@@ -605,15 +603,8 @@ mod tests {
             "metadata": { "name": "web", "namespace": "n", "uid": "set" },
             "spec": { "selector": { "matchLabels": { "app": "web" } }, "template": {} },
         }))?);
-        let ctx = CloneSetContext {
-            shared: &shared,
-            manager: &shared.manager,
-            write_permits: &shared.write_permits,
-            name: &Key::namespaced("n", "web"),
-            set: &set,
-            owner: Owner::clone_set(&set.metadata),
-            group: clone_set_group(&set.metadata),
-        };
+        let key = Key::namespaced("n", "web");
+        let ctx = CloneSetContext::new(&shared, &key, &set);
         let (name, pod) = ("web-a", json!({ "metadata": { "name": "web-a" } }));
         let result = create_pod(&ctx, name, &pod, &[]).await;
         let (name, claims) = (name.to_owned(), Vec::new());

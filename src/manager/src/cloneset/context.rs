@@ -8,7 +8,7 @@ use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, Resource};
 use tokio::sync::Semaphore;
 
-use super::observe::{Index, versioned_clone_set};
+use super::observe::{Index, clone_set_group, versioned_clone_set};
 use super::plan::Features;
 use super::reconcile_state::ReconcileStates;
 use crate::view::CloneSetView;
@@ -63,6 +63,20 @@ impl ControllerState {
 
     pub fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<'a> CloneSetContext<'a> {
+    pub fn new(shared: &'a ControllerState, name: &'a Key, set: &'a Arc<CloneSet>) -> Self {
+        Self {
+            shared,
+            manager: &shared.manager,
+            write_permits: &shared.write_permits,
+            name,
+            set,
+            owner: Owner::clone_set(&set.metadata),
+            group: clone_set_group(&set.metadata),
+        }
     }
 }
 

@@ -536,7 +536,6 @@ mod tests {
 
     use super::*;
     use crate::cloneset::context::ControllerState;
-    use crate::cloneset::observe::clone_set_group;
     use kruise_api::owner::{Owner, OwnerKind};
 
     /// While no revision can be made, Pods are not created from a revision that others have left behind.
@@ -652,15 +651,8 @@ mod tests {
         let manager = crate::Context::for_test(kube::Client::new(service, "default"));
         let shared = ControllerState::new(manager);
         let set: Arc<CloneSet> = Arc::new(serde_json::from_value(set).unwrap());
-        let ctx = CloneSetContext {
-            shared: &shared,
-            manager: &shared.manager,
-            write_permits: &shared.write_permits,
-            name: &Key::namespaced("n", "web"),
-            set: &set,
-            owner: Controller::clone_set(&set.metadata),
-            group: clone_set_group(&set.metadata),
-        };
+        let name = Key::namespaced("n", "web");
+        let ctx = CloneSetContext::new(&shared, &name, &set);
         let orphans = [orphan(&set, "app:1", 1), orphan(&set, "app:2", 2)];
         for view in &orphans {
             let key = ctx.key(&view.revision.name);

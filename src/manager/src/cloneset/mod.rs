@@ -25,7 +25,6 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use context::{CloneSetContext, ControllerState};
-use kruise_api::owner::Owner;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
@@ -74,15 +73,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         .parse()
         .map_err(|why| Error::Transport(format!("cannot read the CloneSet: {why}")))?;
     let set = Arc::new(set);
-    let ctx = CloneSetContext {
-        shared: &shared,
-        manager: &shared.manager,
-        write_permits: &shared.write_permits,
-        name: &key,
-        set: &set,
-        owner: Owner::clone_set(&set.metadata),
-        group: observe::clone_set_group(&set.metadata),
-    };
+    let ctx = CloneSetContext::new(&shared, &key, &set);
     reconcile_measured(&ctx, &mut state).await
 }
 
