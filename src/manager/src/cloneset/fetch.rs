@@ -54,16 +54,12 @@ pub async fn fetch_unconfirmed(ctx: &CloneSetContext<'_>) -> Result<(), Error> {
         fetch_pod(ctx, &key.name)
     });
     fetch_all(reads.collect::<Vec<_>>()).await?;
-    for key in claims {
-        fetch_claim(ctx, &key.name).await?;
-    }
-    for key in jobs {
-        fetch_job(ctx, &key.name).await?;
-    }
-    for key in revisions {
-        fetch_revision(ctx, &key.name).await?;
-    }
-    Ok(())
+    let reads = claims.iter().map(|key| fetch_claim(ctx, &key.name));
+    fetch_all(reads.collect::<Vec<_>>()).await?;
+    let reads = jobs.iter().map(|key| fetch_job(ctx, &key.name));
+    fetch_all(reads.collect::<Vec<_>>()).await?;
+    let reads = revisions.iter().map(|key| fetch_revision(ctx, &key.name));
+    fetch_all(reads.collect::<Vec<_>>()).await
 }
 
 /// Caches orphans that the watch has not shown as such, once for a CloneSet without a status.
@@ -150,4 +146,52 @@ pub async fn fetch_revision(ctx: &CloneSetContext<'_>, name: &str) -> Result<(),
     let entry = view.map(|view| versioned_revision(&key, Arc::new(view)));
     ctx.index().revisions.apply_read(&key, entry, Instant::now());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+    use crate::cloneset::context::ControllerState;
+    use kruise_cluster::Key;
+
+    /// While the watch of claims does not work, all of thousands are read again, and a reconcile has two minutes.
+    #[tokio::test(start_paused = true)]
+    async fn unconfirmed_claims_are_read_several_at_a_time() -> Result<(), serde_json::Error> {
+        let service = tower::service_fn(|_: http::Request<Body>| async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let status = json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound" });
+            http::Response::builder()
+                .status(404)
+                .body(Body::from(status.to_string().into_bytes()))
+        });
+        let manager = crate::Context::for_test(kube::Client::new(service, "default"));
+        let shared = ControllerState::new(manager);
+        let set: Arc<CloneSet> = Arc::new(serde_json::from_value(json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet",
+            "metadata": { "name": "web", "namespace": "n", "uid": "set" },
+            "spec": { "selector": { "matchLabels": { "app": "web" } }, "template": {} },
+        }))?);
+        let key = Key::namespaced("n", "web");
+        let ctx = CloneSetContext::new(&shared, &key, &set);
+        for at in 0..80 {
+            let key = ctx.key(&format!("claim-{at}"));
+            let view = ClaimView {
+                owner: Some(ctx.owner.clone()),
+                ..ClaimView::default()
+            };
+            let mut index = ctx.index();
+            index.claims.apply_watch(&key, versioned_claim(&key, &view));
+            index.claims.mark_unknown(&key);
+        }
+        let begin = tokio::time::Instant::now();
+        assert!(fetch_unconfirmed(&ctx).await.is_ok());
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+        assert!(ctx.index().claims.is_empty());
+        Ok(())
+    }
 }
