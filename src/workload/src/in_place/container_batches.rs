@@ -16,8 +16,8 @@ pub fn first_batch(pod: &Pod, spec: &Spec) -> BTreeSet<String> {
     };
     let containers: Vec<_> = pod.containers.iter().filter(|c| changed(&c.name)).collect();
     let highest = containers.iter().filter_map(|c| c.priority).max();
-    let lose_env = readers_of_removed(pod, spec);
-    let loses_env = |name: &str| spec.update_env_from_metadata && lose_env.contains(name);
+    let of_removed = readers_of_removed(pod, spec);
+    let loses_env = |name: &str| spec.update_env_from_metadata && of_removed.contains(name);
     let mut readers: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for container in &containers {
         for entry in references(spec, &container.name) {
