@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Probe;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
-use super::job_pod::ended_for_good;
+use super::job_pod::{by_name, ended_for_good};
 use super::{JobPod, LivenessPod, RawPod, ReportedProbes, Workload};
 use kruise_api::cloneset::string_map;
 use kruise_api::keys;
@@ -179,11 +179,10 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
     let meta = &pod["metadata"];
     let is_launched = is_launched(meta);
     let policy = RestartPolicy::parse(pod["spec"]["restartPolicy"].as_str()).unwrap_or(RestartPolicy::Always);
+    let statuses = by_name(&pod["status"]["containerStatuses"]);
     let may_wait = |container: &&Value| {
-        let mut statuses = items(&pod["status"]["containerStatuses"]);
-        let state = statuses
-            .find(|status| status["name"] == container["name"])
-            .map(|status| &status["state"]);
+        let status = container["name"].as_str().and_then(|name| statuses.get(name));
+        let state = status.map(|status| &status["state"]);
         if is_launched {
             return state.is_some_and(|state| state["waiting"]["reason"] == CONFIG_ERROR);
         }
