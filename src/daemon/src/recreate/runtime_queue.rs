@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::plan::{self, Clocks, RecreateRequest};
+use kruise_cluster::clock::duration_until;
 use kruise_cri as cri;
 use kruise_ops::progress::ProgressStep;
 
@@ -20,7 +21,8 @@ const MAX_CONCURRENT_CALLS: usize = 16;
 pub const OBSERVE_TIMEOUT: Duration = Duration::from_secs(6);
 /// The same when a deadline has passed and only the end must be reported.
 const MIN_OBSERVE_TIMEOUT: Duration = Duration::from_millis(300);
-/// How long after its deadline a request still limits the observations of its Pod; enough for some writes.
+/// How long after its deadline a request still limits the observations of its Pod: if its end cannot be written, the
+/// others still need full observations.
 const OVERDUE_AFTER: SignedDuration = SignedDuration::from_secs(5);
 /// Timeout in the queue, after which a Pod is planned without an answer, too: the request then reports that it waits,
 /// long before the manager reports after a minute that no daemon has started it.
@@ -28,43 +30,29 @@ const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Any later deadline is reduced to this one; larger than every wait.
 const MAX_DEADLINE: Duration = Duration::from_secs(86_400);
 
-/// Limits the duration of an observation, so that no deadline of a request is missed.
+/// When an observation must end, so that no deadline of a request is missed.
 #[derive(Debug, Clone, Copy)]
-pub struct ObserveLimit {
-    deadline: Option<Instant>,
-}
+pub struct ObserveLimit(Instant);
 
 impl ObserveLimit {
     /// The limit of an observation that starts now.
     pub fn for_requests(requests: &[Arc<RecreateRequest>], now: Clocks) -> Self {
         let unfinished = requests.iter().filter(|request| !super::is_finished(request));
-        // If the end of an overdue request cannot be written, the others of its Pod still need full observations.
-        let (overdue, others): (Vec<_>, Vec<_>) = unfinished
-            .map(|request| plan::deadline(request))
-            .partition(|deadline| deadline.is_some_and(|at| now.api.duration_since(at) >= OVERDUE_AFTER));
-        let limiting = if others.is_empty() { overdue } else { others };
-        let next_deadline = limiting.into_iter().flatten().min();
-        let time_left =
-            next_deadline.map(|at| plan::to_mono(at, now).saturating_sub(now.mono).min(MAX_DEADLINE));
-        Self {
-            deadline: time_left.map(|left| Instant::now() + left),
-        }
+        let deadlines = unfinished.filter_map(|request| plan::deadline(request));
+        let limiting = deadlines.filter(|at| now.api.duration_since(*at) < OVERDUE_AFTER);
+        let time_left = limiting.map(|at| duration_until(at, now.api)).min();
+        Self(Instant::now() + time_left.unwrap_or(MAX_DEADLINE).min(MAX_DEADLINE))
     }
 
     /// Timeout of one call.
     pub fn call_timeout(self) -> Duration {
-        self.time_left()
-            .map_or(OBSERVE_TIMEOUT, |left| left.min(OBSERVE_TIMEOUT))
+        self.at_most(OBSERVE_TIMEOUT)
     }
 
-    /// Time until the next deadline; at least enough for a last observation.
-    fn time_left(self) -> Option<Duration> {
-        let deadline = self.deadline?;
-        Some(
-            deadline
-                .saturating_duration_since(Instant::now())
-                .max(MIN_OBSERVE_TIMEOUT),
-        )
+    /// The time left, but enough for a last observation.
+    fn at_most(self, timeout: Duration) -> Duration {
+        let left = self.0.saturating_duration_since(Instant::now());
+        left.max(MIN_OBSERVE_TIMEOUT).min(timeout)
     }
 }
 
@@ -89,10 +77,7 @@ impl RuntimeQueue {
         let semaphore = self.semaphore(socket);
         // The calls ahead have their own timeouts.
         step.set_idle(None);
-        let queue_timeout = limit
-            .time_left()
-            .map_or(QUEUE_TIMEOUT, |left| left.min(QUEUE_TIMEOUT));
-        let permit = timeout(queue_timeout, semaphore.acquire()).await;
+        let permit = timeout(limit.at_most(QUEUE_TIMEOUT), semaphore.acquire()).await;
         step.set_activity(
             format!("asking the runtime at {}", socket.display()),
             OBSERVE_TIMEOUT,
@@ -129,16 +114,16 @@ mod tests {
     use super::*;
     use kruise_ops::progress::Progress;
 
-    const NO_DEADLINE: ObserveLimit = ObserveLimit { deadline: None };
-
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
     fn with_deadline(seconds_left: u64) -> ObserveLimit {
-        ObserveLimit {
-            deadline: Some(Instant::now() + seconds(seconds_left)),
-        }
+        ObserveLimit(Instant::now() + seconds(seconds_left))
+    }
+
+    fn no_deadline() -> ObserveLimit {
+        ObserveLimit(Instant::now() + MAX_DEADLINE)
     }
 
     /// Calls a runtime that answers after `delay`.
@@ -161,7 +146,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn time_in_runtime_queue_does_not_count_as_call_time() {
         let (runtime_queue, started) = (RuntimeQueue::default(), Instant::now());
-        let pods = (0..64).map(|_| call(&runtime_queue, "/a", NO_DEADLINE, seconds(5)));
+        let pods = (0..64).map(|_| call(&runtime_queue, "/a", no_deadline(), seconds(5)));
         let answers = join_all(pods).await;
         assert!(answers.iter().all(Result::is_ok), "{answers:?}");
         // Four times 16.
@@ -171,7 +156,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn long_runtime_queue_times_out_for_every_pod() {
         let (runtime_queue, started) = (RuntimeQueue::default(), Instant::now());
-        let pods = (0..500).map(|_| call(&runtime_queue, "/a", NO_DEADLINE, MAX_DEADLINE));
+        let pods = (0..500).map(|_| call(&runtime_queue, "/a", no_deadline(), MAX_DEADLINE));
         let answers = join_all(pods).await;
         assert!(answers.iter().all(Result::is_err));
         assert!(
@@ -185,12 +170,12 @@ mod tests {
     async fn hanging_runtime_does_not_block_another_runtime() {
         let runtime_queue = RuntimeQueue::default();
         let hanging_calls =
-            join_all((0..40).map(|_| call(&runtime_queue, "/hangs", NO_DEADLINE, MAX_DEADLINE)));
+            join_all((0..40).map(|_| call(&runtime_queue, "/hangs", no_deadline(), MAX_DEADLINE)));
         let answers = async {
             // Lets the other calls enter the queue.
             tokio::task::yield_now().await;
             let began = Instant::now();
-            let answer = call(&runtime_queue, "/works", NO_DEADLINE, Duration::ZERO).await;
+            let answer = call(&runtime_queue, "/works", no_deadline(), Duration::ZERO).await;
             (answer, began.elapsed() < OBSERVE_TIMEOUT)
         };
         let (hung, answer) = tokio::join!(hanging_calls, answers);
@@ -202,7 +187,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn queue_and_call_end_at_the_next_request_deadline() {
         let (runtime_queue, started) = (RuntimeQueue::default(), Instant::now());
-        let pods = (0..MAX_CONCURRENT_CALLS).map(|_| call(&runtime_queue, "/a", NO_DEADLINE, MAX_DEADLINE));
+        let pods = (0..MAX_CONCURRENT_CALLS).map(|_| call(&runtime_queue, "/a", no_deadline(), MAX_DEADLINE));
         let late = async {
             tokio::task::yield_now().await;
             (
@@ -249,7 +234,7 @@ mod tests {
         assert_eq!(call(&requests, 20), OBSERVE_TIMEOUT);
         assert_eq!(call(&requests, 88), seconds(2));
         assert_eq!(call(&requests[..2], 20), OBSERVE_TIMEOUT);
-        assert_eq!(call(&requests[1..2], 20), MIN_OBSERVE_TIMEOUT);
+        assert_eq!(call(&requests[1..2], 20), OBSERVE_TIMEOUT);
         assert_eq!(call(&requests[..1], 10), OBSERVE_TIMEOUT);
         // Earlier waiting time counts.
         let limit = ObserveLimit::for_requests(&requests, now_at(0));

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 pub use evaluate::strip_scheme;
 pub use steps::{ContainerStep, WaitReason};
-pub use time::{deadline, to_mono};
+pub use time::deadline;
 pub use types::{
     Clocks, ContainerKey, Observed, ObservedContainer, Plan, PodObservation, RecreateRequest, RecreateState,
     RequestProgress, RequestedContainer, RunState, RuntimeObservation, StatusWrite, StopAction, StopAttempt,
