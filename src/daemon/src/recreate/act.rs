@@ -11,7 +11,7 @@ use crate::hook;
 use crate::pods::{MIN_GRACE_PERIOD, NodePod};
 use crate::stop_slots::StopSlot;
 use kruise_api::keys;
-use kruise_cluster::EventType;
+use kruise_cluster::{EventType, Key};
 use kruise_cri::{self as cri, Runtime};
 use kruise_ops::panics;
 
@@ -169,8 +169,10 @@ impl StopTask {
 
     fn send_event(&self, kind: TaskEventKind) {
         let key = self.action.key.clone();
-        // The receiver is dropped only when the Pod's task has ended.
+        // The receiver is dropped only when no stop is in progress.
         let _ = self.event_tx.send(TaskEvent { key, kind });
+        let pod = Key::namespaced(&self.pod.namespace, &self.pod.name);
+        self.shared.enqueue(pod);
     }
 
     fn send_failed(&self, error: &cri::Error, grace_spent: Duration) {

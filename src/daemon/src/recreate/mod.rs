@@ -2,9 +2,8 @@
 //!
 //! In:  the node's requests and Pods (watches), the container runtime.
 //! Out: hooks and stops, request status, events on the containers, metrics `recreate_*`, the control API's list.
-//! One task per Pod that has requests; it observes, plans, acts and reports at each event. Stops take
-//! [slots](super::stop_slots), and each runtime lists the containers of at most 16 Pods at a time. Every decision is in
-//! [`plan`].
+//! One reconcile of a Pod at a time, whenever something about it changes. Stops take [slots](super::stop_slots), and each
+//! runtime lists the containers of at most 16 Pods at a time. Every decision is in [`plan`].
 //!
 //! What a crash of the daemon can repeat: a preStop hook runs again if the container had not stopped yet, and TERM is
 //! sent to that same container again. A stopped container is identified by its ID and never mistaken for its successor.
@@ -18,14 +17,13 @@ mod runtime_queue;
 mod status_writer;
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures::future::join_all;
 use jiff::Timestamp;
 use kube::Api;
 use kube::api::ListParams;
-use tokio::sync::Notify;
-use tokio::task::{Id, JoinError, JoinSet};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Context;
@@ -34,21 +32,31 @@ use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase, MAX_REQUEST_BYTES,
 };
 use kruise_api::keys;
+use kruise_cluster::queue::{self, ReconcileError, RequeueAfter};
 use kruise_cluster::{Bounded, Key, Store};
 use plan::{Clocks, RecreateRequest};
-use pod_reconciler::PodReconciler;
+use pod_reconciler::{PodReconciler, ReconcileResult};
 use runtime_queue::RuntimeQueue;
 
 /// The controller's name in `/healthz`.
 const NAME: &str = "recreate";
+/// Pods that are reconciled at once: more than a node has, because each waits for its turn at the runtime.
+const WORKERS: usize = 1000;
 
-/// What all Pods' tasks share.
+/// The queue runs one reconcile of a Pod at a time; the lock is for the last status at shutdown.
+type SharedReconciler = tokio::sync::Mutex<PodReconciler>;
+/// The Pods that have requests.
+type Reconcilers = HashMap<Key, Arc<SharedReconciler>>;
+
+/// What all Pods share.
 struct RecreateContext {
     ctx: Context,
     requests: Store<RecreateRequest>,
     pods: Store<NodePod>,
     started_at: Instant,
     runtime_queue: RuntimeQueue,
+    reconcilers: Mutex<Reconcilers>,
+    queue_tx: mpsc::UnboundedSender<Key>,
 }
 
 impl RecreateContext {
@@ -60,9 +68,58 @@ impl RecreateContext {
         }
     }
 
-    /// Converts a monotonic time to an instant; at most a day ahead.
-    fn instant_at(&self, mono: Duration) -> Instant {
-        self.started_at + mono.min(self.started_at.elapsed() + Duration::from_secs(86_400))
+    fn reconcilers(&self) -> MutexGuard<'_, Reconcilers> {
+        self.reconcilers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the Pod of that key be reconciled.
+    fn enqueue(&self, pod: Key) {
+        // The receiver lives until shutdown.
+        let _ = self.queue_tx.send(pod);
+    }
+
+    /// Enqueues a Pod when its requests change, and one with requests when it changes itself, or a runtime appears or
+    /// disappears.
+    async fn enqueue_changes(&self) -> Error {
+        self.pods.wait_until_synced().await;
+        self.requests.wait_until_synced().await;
+        let mut requests = self.requests.subscribe();
+        let mut pods = self.pods.subscribe();
+        let mut runtimes = self.ctx.runtimes.subscribe();
+        loop {
+            tokio::select! {
+                change = requests.recv() => {
+                    let Some(change) = change else { return Error::WatchEnded("ContainerRecreateRequests") };
+                    if let Some(request) = change.new.or(change.old) {
+                        self.enqueue(pod_key(&request));
+                    }
+                }
+                change = pods.recv() => {
+                    let Some(change) = change else { return Error::WatchEnded("Pods") };
+                    let has_requests = self.reconcilers().contains_key(&change.key);
+                    if has_requests {
+                        self.enqueue(change.key);
+                    }
+                }
+                // The sender lives as long as the context that we own.
+                Ok(()) = runtimes.changed() => self.reconcilers().keys().cloned().for_each(|pod| self.enqueue(pod)),
+            }
+        }
+    }
+
+    /// Reconciles a Pod; returns when to do it again.
+    async fn reconcile(self: Arc<Self>, key: Key) -> RequeueAfter {
+        let new = || PodReconciler::new(Arc::clone(&self), key.clone());
+        let new = || Arc::new(SharedReconciler::new(new()));
+        let reconciler = Arc::clone(self.reconcilers().entry(key.clone()).or_insert_with(new));
+        let result = reconciler.lock().await.reconcile().await;
+        match result {
+            ReconcileResult::RequeueAt(at) => at.map(|at| at.saturating_sub(self.now().mono)),
+            ReconcileResult::Done => {
+                self.reconcilers().remove(&key);
+                None
+            }
+        }
     }
 }
 
@@ -88,27 +145,32 @@ pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
         selector,
         |o: Bounded<ContainerRecreateRequest, { 2 * MAX_REQUEST_BYTES }>| observe::parse_request(o.object),
     );
-    let shutdown = ctx.shutdown.clone();
+    let (queue_tx, queue_rx) = mpsc::unbounded_channel();
+    let (progress, shutdown) = (ctx.health.progress.clone(), ctx.shutdown.clone());
     let shared = Arc::new(RecreateContext {
         ctx,
         requests,
         pods,
         started_at: Instant::now(),
         runtime_queue: RuntimeQueue::default(),
+        reconcilers: Mutex::default(),
+        queue_tx,
     });
-    let mut dispatcher = Dispatcher {
-        shared,
-        notifiers: HashMap::new(),
-        reconcilers: JoinSet::new(),
-        task_keys: HashMap::new(),
-    };
+    let workers = queue::run(NAME, queue_rx, WORKERS, &progress, shutdown, |key| {
+        let reconcile = Arc::clone(&shared).reconcile(key);
+        async move { Ok::<_, ReconcileError>(reconcile.await) }
+    });
     tokio::select! {
         () = watch => return Err(Error::WatchEnded("ContainerRecreateRequests")),
-        ended = dispatcher.run() => ended?,
-        () = shutdown.cancelled() => {}
+        error = shared.enqueue_changes() => return Err(error),
+        () = workers => {}
     }
-    // Each reconciler flushes its status; the process waits for that, up to its own shutdown timeout.
-    while dispatcher.reconcilers.join_next().await.is_some() {}
+    // The process waits for the last statuses, up to its own shutdown timeout.
+    let reconcilers: Vec<_> = shared.reconcilers().drain().collect();
+    let flushes = reconcilers.into_iter().map(|(_, reconciler)| async move {
+        reconciler.lock().await.flush_status().await;
+    });
+    join_all(flushes).await;
     Ok(())
 }
 
@@ -122,88 +184,14 @@ fn is_finished(request: &RecreateRequest) -> bool {
         || request.status.phase == ContainerRecreateRequestPhase::Completed
 }
 
-/// Runs a task for each Pod that has requests, and notifies it of changes.
-struct Dispatcher {
-    shared: Arc<RecreateContext>,
-    notifiers: HashMap<Key, Arc<Notify>>,
-    reconcilers: JoinSet<Key>,
-    /// The Pod of each task.
-    task_keys: HashMap<Id, Key>,
-}
-
-impl Dispatcher {
-    async fn run(&mut self) -> Result<(), Error> {
-        self.shared.pods.wait_until_synced().await;
-        self.shared.requests.wait_until_synced().await;
-        let mut requests = self.shared.requests.subscribe();
-        let mut pods = self.shared.pods.subscribe();
-        let mut runtimes = self.shared.ctx.runtimes.subscribe();
-        loop {
-            tokio::select! {
-                change = requests.recv() => {
-                    let Some(change) = change else { return Err(Error::WatchEnded("ContainerRecreateRequests")) };
-                    let active = change.new.as_ref().is_some_and(|request| !is_finished(request));
-                    if let Some(request) = change.new.or(change.old) {
-                        self.notify_pod(pod_key(&request), active);
-                    }
-                }
-                change = pods.recv() => {
-                    let Some(change) = change else { return Err(Error::WatchEnded("Pods")) };
-                    if let Some(notifier) = self.notifiers.get(&change.key) {
-                        notifier.notify_one();
-                    }
-                }
-                // The sender lives as long as the context that we own.
-                Ok(()) = runtimes.changed() => self.notifiers.values().for_each(|bell| bell.notify_one()),
-                Some(ended) = self.reconcilers.join_next_with_id() => self.on_task_end(ended),
-            }
-        }
-    }
-
-    /// Notifies the Pod's task, or starts one if there is an active request.
-    fn notify_pod(&mut self, key: Key, active: bool) {
-        if let Some(notifier) = self.notifiers.get(&key) {
-            return notifier.notify_one();
-        }
-        if !active {
-            return;
-        }
-        let notifier = Arc::new(Notify::new());
-        self.notifiers.insert(key.clone(), Arc::clone(&notifier));
-        let reconciler = PodReconciler::new(Arc::clone(&self.shared), key.clone(), notifier);
-        let task = self.reconcilers.spawn(reconciler.run());
-        self.task_keys.insert(task.id(), key);
-    }
-
-    fn on_task_end(&mut self, result: Result<(Id, Key), JoinError>) {
-        let id = match &result {
-            Ok((id, _)) => *id,
-            Err(error) => {
-                tracing::error!(%error, "the task for a Pod stopped unexpectedly; restarted it");
-                error.id()
-            }
-        };
-        let Some(key) = self.task_keys.remove(&id) else {
-            return;
-        };
-        self.notifiers.remove(&key);
-        // A request may have arrived between the last reconcile and the end of the task.
-        let unfinished = |request: &Arc<RecreateRequest>| pod_key(request) == key && !is_finished(request);
-        if self.shared.requests.list().iter().any(unfinished) {
-            self.notify_pod(key, true);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
     use kube::client::Body;
     use serde_json::{Value, json};
-    use tokio::sync::mpsc;
 
     use super::act::{StopTask, TaskEventKind};
     use super::plan::{StatusWrite, StopAction, StopParams, Urgency};
@@ -251,21 +239,24 @@ mod tests {
             pods: Store::from_objects([(key, pod)]),
             started_at: Instant::now(),
             runtime_queue: RuntimeQueue::default(),
+            reconcilers: Mutex::default(),
+            queue_tx: mpsc::unbounded_channel().0,
         };
         (Arc::new(shared), written)
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn panicking_recreate_reconcile_is_retried_with_backoff() {
+    async fn sleep_until(shared: &RecreateContext, mono: Duration) {
+        tokio::time::sleep(mono.saturating_sub(shared.now().mono)).await;
+    }
+
+    #[tokio::test]
+    async fn pod_without_requests_is_forgotten() {
         let (shared, _) = node_with_panicking_runtime();
-        let key = Key::namespaced("team", "web");
-        let panics = inject_panic(NAME, "team/web");
-        let reconciler = PodReconciler::new(Arc::clone(&shared), key.clone(), Arc::default());
-        let task = tokio::spawn(reconciler.run());
-        panics.wait_for(3).await;
-        assert!(shared.started_at.elapsed() >= Duration::from_secs(3));
-        shared.ctx.shutdown.cancel();
-        assert_eq!(task.await.unwrap(), key);
+        let (busy, idle) = (Key::namespaced("team", "web"), Key::namespaced("team", "idle"));
+        for pod in [&busy, &idle] {
+            Arc::clone(&shared).reconcile(pod.clone()).await;
+        }
+        assert!(shared.reconcilers().keys().eq([&busy]));
     }
 
     /// A stop of the Pod's container with this deadline.
@@ -368,7 +359,7 @@ mod tests {
                 let rejected = pause >= Duration::from_secs(59);
                 assert_eq!(rejected, code == 422, "{code}: {pause:?}");
                 assert!(pause < Duration::from_secs(seconds), "{code}: {pause:?}");
-                tokio::time::sleep_until(shared.instant_at(retry_at)).await;
+                sleep_until(&shared, retry_at).await;
             }
             assert_eq!(written.lock().unwrap().len(), 8, "{code}");
         }
@@ -398,7 +389,7 @@ mod tests {
         assert!(written.lock().unwrap().is_empty());
         let retry_at = writer.start_due(shared.now()).unwrap();
         assert!(retry_at > shared.now().mono, "it is not repeated at once");
-        tokio::time::sleep_until(shared.instant_at(retry_at)).await;
+        sleep_until(&shared, retry_at).await;
         writer.start_due(shared.now());
         assert!(writer.next_written().await.is_none());
         let written = written.lock().unwrap();
@@ -462,7 +453,7 @@ mod tests {
         assert!(writer.next_written().await.is_some());
         for read in 1..=3 {
             let expires_at = writer.start_due(shared.now()).unwrap();
-            tokio::time::sleep_until(shared.instant_at(expires_at)).await;
+            sleep_until(&shared, expires_at).await;
             let latest = writer.latest(watched.clone());
             assert!(latest.iter().all(|request| is_finished(request)), "read {read}");
             writer.start_due(shared.now());
@@ -501,7 +492,7 @@ mod tests {
         writer.start_due(shared.now());
         assert!(writer.next_written().await.is_some());
         let expires_at = writer.start_due(shared.now()).unwrap();
-        tokio::time::sleep_until(shared.instant_at(expires_at)).await;
+        sleep_until(&shared, expires_at).await;
         writer.start_due(shared.now());
         assert!(writer.is_writing("u"));
         writer.set_pending(&writes, shared.now());

@@ -20,7 +20,6 @@ use kruise_api::keys;
 use kruise_api::validation::truncate;
 use kruise_cluster::{Key, write};
 use kruise_cri::{ContainerState, Runtime};
-use kruise_ops::progress::ProgressStep;
 
 /// How long to wait for a runtime with an unknown name while another one answers.
 const UNKNOWN_RUNTIME_TIMEOUT: Duration = Duration::from_secs(30);
@@ -103,7 +102,7 @@ pub struct RuntimeObserver {
 }
 
 impl RuntimeObserver {
-    /// The runtime's answer within `limit`; `step` shows whether a call is running.
+    /// The runtime's answer within `limit`.
     pub async fn observe(
         &mut self,
         shared: &RecreateContext,
@@ -111,7 +110,6 @@ impl RuntimeObserver {
         requests: &[Arc<RecreateRequest>],
         now: Clocks,
         limit: ObserveLimit,
-        step: &ProgressStep,
     ) -> RuntimeObservation {
         let scheme = match runtime_scheme(pod, requests) {
             Ok(scheme) => scheme,
@@ -123,11 +121,7 @@ impl RuntimeObserver {
         self.runtime_missing_since = None;
         self.runtime = Some(Arc::clone(&runtime));
         let list = self.list_containers(runtime.as_ref(), pod, shared);
-        match shared
-            .runtime_queue
-            .call(runtime.socket(), limit, step, list)
-            .await
-        {
+        match shared.runtime_queue.call(runtime.socket(), limit, list).await {
             Ok(containers) => RuntimeObservation::Listed { scheme, containers },
             Err(why) => RuntimeObservation::Unknown(why),
         }

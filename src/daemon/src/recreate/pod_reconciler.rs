@@ -1,14 +1,13 @@
 //! Reconciles one Pod until none of its requests is left.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::RecreateContext;
@@ -19,7 +18,7 @@ use super::plan::{
     StatusWrite, StopAction, StopAttempt, StopStage,
 };
 use super::report;
-use super::runtime_queue::{OBSERVE_TIMEOUT, ObserveLimit};
+use super::runtime_queue::ObserveLimit;
 use super::status_writer::StatusWriter;
 use crate::hook;
 use crate::pods::STOP_BACKOFF;
@@ -27,8 +26,6 @@ use kruise_api::container_recreate_request::{ContainerRecreateRequest, FAILED, i
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key};
 use kruise_ops::metrics::metrics;
-use kruise_ops::panics;
-use kruise_ops::progress::ProgressStep;
 
 /// Timeout for the status writes at shutdown; the process has two seconds.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -38,8 +35,6 @@ pub struct PodReconciler {
     shared: Arc<RecreateContext>,
     /// Namespace and name of the Pod.
     key: Key,
-    /// Notified when the Pod or its requests change.
-    notify: Arc<Notify>,
     state: RecreateState,
     observer: RuntimeObserver,
     status_writer: StatusWriter,
@@ -51,10 +46,12 @@ pub struct PodReconciler {
     first_seen: BTreeMap<String, (Timestamp, Duration)>,
     /// Requests with a stop in progress, as last seen: the watch drops a request soon after its end.
     tracked_requests: BTreeMap<String, Arc<RecreateRequest>>,
+    /// What the last plan was about.
+    last_observed: Option<Observed>,
 }
 
 /// The result of a reconcile.
-enum ReconcileResult {
+pub enum ReconcileResult {
     /// No request is left, and no stop is in progress.
     Done,
     /// When to requeue without an event.
@@ -62,14 +59,13 @@ enum ReconcileResult {
 }
 
 impl PodReconciler {
-    /// A reconciler for the Pod of that name; `notify` signals changes of the Pod or its requests.
-    pub fn new(shared: Arc<RecreateContext>, key: Key, notify: Arc<Notify>) -> Self {
+    /// A reconciler for the Pod of that name.
+    pub fn new(shared: Arc<RecreateContext>, key: Key) -> Self {
         let (event_tx, event_rx) = mpsc::unbounded_channel();
         Self {
             status_writer: StatusWriter::new(Arc::clone(&shared)),
             shared,
             key,
-            notify,
             state: RecreateState::default(),
             observer: RuntimeObserver::default(),
             stop_tasks: JoinSet::new(),
@@ -78,57 +74,13 @@ impl PodReconciler {
             event_rx,
             first_seen: BTreeMap::new(),
             tracked_requests: BTreeMap::new(),
+            last_observed: None,
         }
-    }
-
-    /// Runs until no request for the Pod is left and no stop is in progress, or until shutdown.
-    pub async fn run(mut self) -> Key {
-        let shutdown = self.shared.ctx.shutdown.clone();
-        let mut last_observed = None;
-        let step = self.shared.ctx.health.progress.begin_idle(super::NAME);
-        let mut failures = 0;
-        loop {
-            step.set_activity(format!("looking at Pod {}", self.key), OBSERVE_TIMEOUT);
-            let key = self.key.clone();
-            let result = tokio::select! {
-                biased;
-                () = shutdown.cancelled() => break,
-                round = panics::catch_panic(super::NAME, key, self.reconcile(&mut last_observed, &step)) => round,
-            };
-            match result {
-                Ok(ReconcileResult::Done) => break,
-                Ok(ReconcileResult::RequeueAt(wake)) => {
-                    failures = 0;
-                    step.set_idle(wake.map(|at| at.saturating_sub(self.shared.now().mono)));
-                    if !self.wait_for_event(wake, &shutdown).await {
-                        break;
-                    }
-                }
-                Err(_) => {
-                    let pause = STOP_BACKOFF.delay(failures);
-                    failures += 1;
-                    step.set_idle(Some(pause));
-                    let sleep = tokio::time::sleep(pause);
-                    if shutdown.run_until_cancelled(sleep).await.is_none() {
-                        break;
-                    }
-                }
-            }
-        }
-        self.stop_tasks.abort_all();
-        if shutdown.is_cancelled() {
-            self.flush_status(last_observed).await;
-        }
-        report::publish(&self.shared.ctx.live, &self.key, Vec::new());
-        self.key
     }
 
     /// Observes, plans and acts.
-    async fn reconcile(
-        &mut self,
-        last_observed: &mut Option<Observed>,
-        step: &ProgressStep,
-    ) -> ReconcileResult {
+    pub async fn reconcile(&mut self) -> ReconcileResult {
+        self.handle_events();
         let requests = self.sync_requests();
         // A stop that has begun is finished although its request was deleted.
         let mut attempts = self.state.attempts.values();
@@ -136,10 +88,24 @@ impl PodReconciler {
             attempt.in_progress && matches!(attempt.stage, StopStage::Hook | StopStage::Stopping)
         });
         if requests.is_empty() && self.status_writer.idle() && !is_stopping {
+            report::publish(&self.shared.ctx.live, &self.key, Vec::new());
             return ReconcileResult::Done;
         }
-        let observed = self.observe(requests, step).await;
-        ReconcileResult::RequeueAt(self.plan_and_act(observed, last_observed))
+        let observed = self.observe(requests).await;
+        ReconcileResult::RequeueAt(self.plan_and_act(observed))
+    }
+
+    /// Handles what the tasks have reported.
+    fn handle_events(&mut self) {
+        while let Ok(event) = self.event_rx.try_recv() {
+            self.on_task_event(event);
+        }
+        while let Some(written) = self.status_writer.try_next_written() {
+            if let Some((write, request)) = written {
+                self.on_status_written(&write, &request);
+            }
+        }
+        while self.stop_tasks.try_join_next().is_some() {}
     }
 
     /// The newest versions of the Pod's requests that are not completed or still have a stop in progress.
@@ -197,24 +163,20 @@ impl PodReconciler {
         requests
     }
 
-    async fn observe(&mut self, requests: Vec<Arc<RecreateRequest>>, step: &ProgressStep) -> Observed {
+    async fn observe(&mut self, requests: Vec<Arc<RecreateRequest>>) -> Observed {
         let limit = ObserveLimit::for_requests(&requests, self.shared.now());
         let mut pod_observation = self.observe_pod(&requests, limit).await;
         let now = self.shared.now();
         let mut runtime_observation = match &pod_observation {
             PodObservation::Present(view) => {
                 let observer = &mut self.observer;
-                observer
-                    .observe(&self.shared, view, &requests, now, limit, step)
-                    .await
+                observer.observe(&self.shared, view, &requests, now, limit).await
             }
             _ => RuntimeObservation::Unknown("the Pod is not known".to_owned()),
         };
         // Events of the tasks meanwhile may be newer or older than the observation. Either is valid, because a
         // container is identified by its ID.
-        while let Ok(event) = self.event_rx.try_recv() {
-            self.on_task_event(event);
-        }
+        self.handle_events();
         if let (PodObservation::Present(observed_pod), RuntimeObservation::Listed { .. }) =
             (&pod_observation, &runtime_observation)
         {
@@ -236,7 +198,7 @@ impl PodReconciler {
     }
 
     /// The requests after an observation, which may have waited in the queue. New requests are left out because they
-    /// were not observed; they have triggered a notification.
+    /// were not observed; they have enqueued the Pod again.
     fn refresh_requests(&mut self, observed: &[Arc<RecreateRequest>]) -> Vec<Arc<RecreateRequest>> {
         let mut requests = self.sync_requests();
         let observed: BTreeSet<&str> = observed.iter().map(|request| request.uid.as_str()).collect();
@@ -254,11 +216,7 @@ impl PodReconciler {
     }
 
     /// Plans and acts until nothing is left to do for now; returns when to requeue.
-    fn plan_and_act(
-        &mut self,
-        mut observed: Observed,
-        last_observed: &mut Option<Observed>,
-    ) -> Option<Duration> {
+    fn plan_and_act(&mut self, mut observed: Observed) -> Option<Duration> {
         let now = self.shared.now();
         let plan = loop {
             let plan = plan::plan(&observed, now);
@@ -279,7 +237,7 @@ impl PodReconciler {
         self.publish_status(&observed, &plan);
         self.status_writer.set_pending(&plan.writes, now);
         self.prune_attempts(&observed, &plan);
-        *last_observed = Some(observed);
+        self.last_observed = Some(observed);
         [plan.requeue, self.status_writer.start_due(now)]
             .into_iter()
             .flatten()
@@ -386,45 +344,6 @@ impl PodReconciler {
         self.state.attempts.insert(key.clone(), attempt);
         let handle = self.stop_tasks.spawn(act::run(task, slot));
         self.abort_handles.insert(key, handle);
-    }
-
-    /// Waits for an event. Returns false at shutdown.
-    async fn wait_for_event(
-        &mut self,
-        requeue_at: Option<Duration>,
-        shutdown: &tokio_util::sync::CancellationToken,
-    ) -> bool {
-        let instant = requeue_at.map(|at| self.shared.instant_at(at));
-        let timer = async {
-            match instant {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
-        let timer = pin!(timer);
-        tokio::select! {
-            () = shutdown.cancelled() => return false,
-            () = self.notify.notified() => {}
-            Some(news) = self.event_rx.recv() => self.on_task_event(news),
-            stored = self.status_writer.next_written() => {
-                if let Some((write, request)) = stored {
-                    self.on_status_written(&write, &request);
-                }
-            }
-            Some(_) = self.stop_tasks.join_next() => {}
-            () = timer => {}
-        }
-        // One reconcile for all that has happened meanwhile: it asks the runtime.
-        while let Ok(news) = self.event_rx.try_recv() {
-            self.on_task_event(news);
-        }
-        while let Some(stored) = self.status_writer.try_next_written() {
-            if let Some((write, request)) = stored {
-                self.on_status_written(&write, &request);
-            }
-        }
-        while self.stop_tasks.try_join_next().is_some() {}
-        true
     }
 
     /// Handles an event of a task, unless the task was cancelled.
@@ -541,8 +460,12 @@ impl PodReconciler {
     }
 
     /// At shutdown: writes the status that would otherwise be lost, as far as the timeout allows.
-    async fn flush_status(&mut self, last_observed: Option<Observed>) {
-        let Some(mut observed) = last_observed else { return };
+    pub async fn flush_status(&mut self) {
+        self.stop_tasks.abort_all();
+        self.handle_events();
+        let Some(mut observed) = self.last_observed.take() else {
+            return;
+        };
         let now = self.shared.now();
         observed.state = self.state.clone();
         observed.requests = self.status_writer.latest(observed.requests);
@@ -581,7 +504,7 @@ mod tests {
     #[tokio::test]
     async fn stop_that_was_not_started_can_be_planned_again() {
         let (shared, _) = node_with_panicking_runtime();
-        let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"), Arc::default());
+        let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"));
         let key = plan::ContainerKey {
             request_uid: "u".to_owned(),
             container: "main".to_owned(),
@@ -619,7 +542,7 @@ mod tests {
     #[tokio::test]
     async fn request_that_the_api_server_does_not_find_ends_before_the_watch_shows_it() {
         let (shared, _) = node_with_api_response(404);
-        let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"), Arc::default());
+        let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"));
         let request = reconciler.sync_requests().remove(0);
         write_status(&mut reconciler, &request).await;
         assert!(reconciler.sync_requests().is_empty());
@@ -636,7 +559,7 @@ mod tests {
         let (mut shared, _) = node_with_api_response(404);
         let request = shared.requests.list().remove(0);
         Arc::get_mut(&mut shared).unwrap().requests = Store::from_objects([]);
-        let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"), Arc::default());
+        let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"));
         write_status(&mut reconciler, &request).await;
         let key = request.container_key("main");
         reconciler.tracked_requests.insert(request.uid.clone(), request);

@@ -1,5 +1,7 @@
 //! Reports to the API server, events, metrics and the control API.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use kube::Api;
 use serde_json::{Map, Value, json};
@@ -20,9 +22,9 @@ use kruise_cluster::{self as cluster, Cluster, Key, write};
 /// The result of a status write.
 pub enum StatusWriteResult {
     /// Stored; this is the request now.
-    Stored(Box<RecreateRequest>),
+    Stored(Arc<RecreateRequest>),
     /// Only read, for example because another writer changed it in between; this is the request now.
-    Stale(Box<RecreateRequest>),
+    Stale(Arc<RecreateRequest>),
     /// The request no longer exists.
     NotFound,
     /// The API server refused the call or could not be reached.
@@ -36,7 +38,7 @@ pub async fn write_status(cluster: &Cluster, node: &str, write: &StatusWrite) ->
     let patch = status_patch(write, node, cluster.clock.now());
     let result = write::patch_status_merge(&api, &request.name, &patch).await;
     match result.and_then(Stored::object).map(observe::parse_request) {
-        Ok(Some(stored)) if stored.uid == request.uid => StatusWriteResult::Stored(Box::new(stored)),
+        Ok(Some(stored)) if stored.uid == request.uid => StatusWriteResult::Stored(Arc::new(stored)),
         Ok(_) => StatusWriteResult::NotFound,
         Err(error) if error.not_found() => StatusWriteResult::NotFound,
         Err(error) if error.conflict() => read_request(cluster, request).await,
@@ -49,7 +51,7 @@ pub async fn read_request(cluster: &Cluster, request: &RecreateRequest) -> Statu
     let api: Api<ContainerRecreateRequest> = Api::namespaced(cluster.client.clone(), &request.namespace);
     match write::get(&api, &request.name).await {
         Ok(object) => match object.and_then(observe::parse_request) {
-            Some(newer) if newer.uid == request.uid => StatusWriteResult::Stale(Box::new(newer)),
+            Some(newer) if newer.uid == request.uid => StatusWriteResult::Stale(Arc::new(newer)),
             _ => StatusWriteResult::NotFound,
         },
         Err(error) => StatusWriteResult::Failed(error),
@@ -176,7 +178,6 @@ fn container_status(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use jiff::SignedDuration;

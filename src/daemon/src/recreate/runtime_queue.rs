@@ -13,12 +13,11 @@ use tokio::time::{Instant, timeout};
 use super::plan::{self, Clocks, RecreateRequest};
 use kruise_cluster::clock::duration_until;
 use kruise_cri as cri;
-use kruise_ops::progress::ProgressStep;
 
 /// Maximum number of concurrent calls to one runtime, each for the containers of one Pod.
 const MAX_CONCURRENT_CALLS: usize = 16;
 /// Timeout of an answer, after which a Pod is planned without it.
-pub const OBSERVE_TIMEOUT: Duration = Duration::from_secs(6);
+const OBSERVE_TIMEOUT: Duration = Duration::from_secs(6);
 /// The same when a deadline has passed and only the end must be reported.
 const MIN_OBSERVE_TIMEOUT: Duration = Duration::from_millis(300);
 /// How long after its deadline a request still limits the observations of its Pod: if its end cannot be written, the
@@ -71,17 +70,10 @@ impl RuntimeQueue {
         &self,
         socket: &Path,
         limit: ObserveLimit,
-        step: &ProgressStep,
         request: impl Future<Output = Result<T, cri::Error>>,
     ) -> Result<T, String> {
         let semaphore = self.semaphore(socket);
-        // The calls ahead have their own timeouts.
-        step.set_idle(None);
         let permit = timeout(limit.at_most(QUEUE_TIMEOUT), semaphore.acquire()).await;
-        step.set_activity(
-            format!("asking the runtime at {}", socket.display()),
-            OBSERVE_TIMEOUT,
-        );
         let Ok(_permit) = permit else {
             return Err(format!(
                 "the runtime at {} is still listing the containers of other Pods",
@@ -112,7 +104,6 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use kruise_ops::progress::Progress;
 
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -133,14 +124,11 @@ mod tests {
         limit: ObserveLimit,
         delay: Duration,
     ) -> Result<(), String> {
-        let step = Progress::default().begin_idle("test");
         let response = async {
             sleep(delay).await;
             Ok(())
         };
-        runtime_queue
-            .call(Path::new(socket), limit, &step, response)
-            .await
+        runtime_queue.call(Path::new(socket), limit, response).await
     }
 
     #[tokio::test(start_paused = true)]

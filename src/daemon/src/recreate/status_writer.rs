@@ -7,12 +7,12 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::{JoinError, JoinSet};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
-use super::RecreateContext;
 use super::plan::{Clocks, RecreateRequest, StatusWrite, Urgency};
 use super::report::{self, StatusWriteResult};
+use super::{RecreateContext, pod_key};
 use kruise_api::backoff::Backoff;
 use kruise_api::unconfirmed::Unconfirmed;
 use kruise_cluster as cluster;
@@ -26,6 +26,8 @@ const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// Writes and reads at once of one Pod's requests: each has its own connection.
 const MAX_WRITES_IN_FLIGHT: usize = 8;
 
+/// What the API server has stored, and the request as it is now.
+pub type Written = (StatusWrite, Arc<RecreateRequest>);
 /// The request before a task, the write unless the task was a read, and the result.
 type TaskResult = (Arc<RecreateRequest>, Option<StatusWrite>, StatusWriteResult);
 
@@ -34,9 +36,10 @@ pub struct StatusWriter {
     shared: Arc<RecreateContext>,
     unconfirmed: BTreeMap<String, Unconfirmed<Arc<RecreateRequest>>>,
     pending: BTreeMap<String, PendingStatusWrite>,
-    write_tasks: JoinSet<TaskResult>,
+    result_tx: mpsc::UnboundedSender<TaskResult>,
+    result_rx: mpsc::UnboundedReceiver<TaskResult>,
     /// UIDs of the requests that are being written (`true`) or read.
-    in_flight: BTreeMap<String, bool>,
+    in_flight: BTreeSet<(String, bool)>,
     /// The number of consecutive failed writes, and the earliest time of the next attempt.
     backoffs: BTreeMap<String, (u32, Duration)>,
     /// Requests that no longer exist in the API server.
@@ -52,12 +55,14 @@ struct PendingStatusWrite {
 impl StatusWriter {
     /// Creates a writer without pending writes.
     pub fn new(shared: Arc<RecreateContext>) -> Self {
+        let (result_tx, result_rx) = mpsc::unbounded_channel();
         Self {
             shared,
             unconfirmed: BTreeMap::new(),
             pending: BTreeMap::new(),
-            write_tasks: JoinSet::new(),
-            in_flight: BTreeMap::new(),
+            result_tx,
+            result_rx,
+            in_flight: BTreeSet::new(),
             backoffs: BTreeMap::new(),
             deleted: BTreeSet::new(),
         }
@@ -70,7 +75,7 @@ impl StatusWriter {
 
     /// Whether a status write or a read of the request is in flight.
     pub fn is_writing(&self, uid: &str) -> bool {
-        self.in_flight.contains_key(uid)
+        self.in_flight.iter().any(|(requested, _)| requested == uid)
     }
 
     /// Whether the API server has reported that the request no longer exists.
@@ -120,185 +125,141 @@ impl StatusWriter {
     pub fn start_due(&mut self, now: Clocks) -> Option<Duration> {
         let expiries = self.unconfirmed.values().map(Unconfirmed::expires_at);
         let mut next = expiries.filter(|at| *at > now.mono).min();
-        let mut ready = Vec::new();
-        for (uid, pending) in &self.pending {
-            if self.in_flight.contains_key(uid) {
+        let mut due = Vec::new();
+        for (uid, PendingStatusWrite { write, since }) in &self.pending {
+            if self.is_writing(uid) {
                 continue;
             }
             let retry_at = self.backoffs.get(uid).map_or(Duration::ZERO, |(_, until)| *until);
-            let due = (pending.since + pending.write.urgency.delay()).max(retry_at);
-            if due > now.mono {
-                next = Some(next.map_or(due, |next| next.min(due)));
-                continue;
+            let due_at = (*since + write.urgency.delay()).max(retry_at);
+            if due_at > now.mono {
+                next = Some(next.map_or(due_at, |next| next.min(due_at)));
+            } else {
+                due.push((write.urgency, due_at, write));
             }
-            ready.push((due, pending));
         }
-        ready.sort_by_key(|(due, pending)| (pending.write.urgency, *due));
+        due.sort_by_key(|(urgency, due_at, _)| (*urgency, *due_at));
         let free = MAX_WRITES_IN_FLIGHT.saturating_sub(self.in_flight.len());
-        for (_, PendingStatusWrite { write, .. }) in ready.into_iter().take(free) {
-            spawn_task(
-                &mut self.write_tasks,
-                &mut self.in_flight,
-                &self.shared,
-                &write.request,
-                Some(write.clone()),
-            );
+        let due: Vec<_> = due
+            .into_iter()
+            .take(free)
+            .map(|(.., write)| write.clone())
+            .collect();
+        for write in due {
+            self.spawn(Arc::clone(&write.request), Some(write));
         }
-        for (uid, own) in &mut self.unconfirmed {
-            let is_full = self.in_flight.len() >= MAX_WRITES_IN_FLIGHT;
-            if is_full || self.in_flight.contains_key(uid) || !own.has_expired(now.mono) {
+        let expired = self.unconfirmed.values().filter(|own| own.has_expired(now.mono));
+        let expired: Vec<_> = expired.map(|own| Arc::clone(own.written())).collect();
+        for request in expired {
+            if self.in_flight.len() >= MAX_WRITES_IN_FLIGHT || self.is_writing(&request.uid) {
                 continue;
             }
             // If it fails, the next read is as late as this one.
-            *own = Unconfirmed::new(Arc::clone(own.written()), now.mono);
-            spawn_task(
-                &mut self.write_tasks,
-                &mut self.in_flight,
-                &self.shared,
-                own.written(),
-                None,
-            );
+            let own = Unconfirmed::new(Arc::clone(&request), now.mono);
+            self.unconfirmed.insert(request.uid.clone(), own);
+            self.spawn(request, None);
         }
         next
     }
 
-    /// Waits for a write or a read to end, forever if none is in flight. Returns what the API server has stored, and
-    /// the request as it is now.
-    pub async fn next_written(&mut self) -> Option<(StatusWrite, Arc<RecreateRequest>)> {
-        match self.write_tasks.join_next().await {
-            Some(ended) => self.on_ended(ended),
-            None => std::future::pending().await,
-        }
+    /// Starts this write of the request's status, or else a read of the request. The Pod is reconciled at its end.
+    fn spawn(&mut self, request: Arc<RecreateRequest>, write: Option<StatusWrite>) {
+        self.in_flight.insert((request.uid.clone(), write.is_some()));
+        let (shared, result_tx) = (Arc::clone(&self.shared), self.result_tx.clone());
+        let verb = if write.is_some() {
+            "writing the status of"
+        } else {
+            "reading"
+        };
+        let description = format!("{verb} request {}/{}", request.namespace, request.name);
+        // Covers the patch, and a read after a conflict.
+        let timeout = cluster::write::REQUEST_TIMEOUT * 2;
+        let progress = &shared.ctx.health.progress;
+        let step = progress.begin(super::NAME, description, timeout);
+        tokio::spawn(async move {
+            let _step = step;
+            let call = async {
+                let cluster = &shared.ctx.cluster;
+                match &write {
+                    Some(write) => report::write_status(cluster, &shared.ctx.node_name, write).await,
+                    None => report::read_request(cluster, &request).await,
+                }
+            };
+            let result = catch_panic(super::NAME, &request.uid, call).await;
+            let result = result.unwrap_or_else(|panicked| StatusWriteResult::Failed(panicked.into()));
+            let pod = pod_key(&request);
+            // The receiver is dropped only when nothing is in flight.
+            let _ = result_tx.send((request, write, result));
+            shared.enqueue(pod);
+        });
+    }
+
+    /// Waits for a write or a read to end, forever if none is in flight.
+    pub async fn next_written(&mut self) -> Option<Written> {
+        let result = self.result_rx.recv().await?;
+        self.on_result(result)
     }
 
     /// The same without waiting; `None` if none has ended.
-    pub fn try_next_written(&mut self) -> Option<Option<(StatusWrite, Arc<RecreateRequest>)>> {
-        let ended = self.write_tasks.try_join_next()?;
-        Some(self.on_ended(ended))
+    pub fn try_next_written(&mut self) -> Option<Option<Written>> {
+        let result = self.result_rx.try_recv().ok()?;
+        Some(self.on_result(result))
     }
 
-    fn on_ended(
-        &mut self,
-        ended: Result<TaskResult, JoinError>,
-    ) -> Option<(StatusWrite, Arc<RecreateRequest>)> {
-        // Only a cancelled task ends without a result.
-        let (base, write, result) = ended.ok()?;
-        let request = self.on_result(&base.uid, result)?;
-        Some((write?, request))
-    }
-
-    fn on_result(&mut self, uid: &str, result: StatusWriteResult) -> Option<Arc<RecreateRequest>> {
-        self.in_flight.remove(uid);
-        let now = self.shared.now().mono;
+    fn on_result(&mut self, (request, write, result): TaskResult) -> Option<Written> {
+        let (uid, now) = (request.uid.clone(), self.shared.now().mono);
+        self.in_flight.remove(&(uid.clone(), write.is_some()));
         match result {
             StatusWriteResult::Stored(request) => {
-                self.pending.remove(uid);
-                self.backoffs.remove(uid);
-                let request: Arc<RecreateRequest> = Arc::from(request);
-                self.unconfirmed
-                    .insert(uid.to_owned(), Unconfirmed::new(Arc::clone(&request), now));
-                Some(request)
+                self.pending.remove(&uid);
+                self.backoffs.remove(&uid);
+                let own = Unconfirmed::new(Arc::clone(&request), now);
+                self.unconfirmed.insert(uid, own);
+                return Some((write?, request));
             }
             StatusWriteResult::Stale(request) => {
-                self.unconfirmed
-                    .insert(uid.to_owned(), Unconfirmed::new(Arc::from(request), now));
-                None
+                self.unconfirmed.insert(uid, Unconfirmed::new(request, now));
             }
             StatusWriteResult::NotFound => {
-                self.deleted.insert(uid.to_owned());
-                self.pending.remove(uid);
-                self.unconfirmed.remove(uid);
-                None
+                self.pending.remove(&uid);
+                self.unconfirmed.remove(&uid);
+                self.deleted.insert(uid);
             }
             StatusWriteResult::Failed(error) => {
                 tracing::warn!(request = uid, %error, "failed to write the status or to read the request");
                 let rejected_delay = error.permanent().then_some(REJECTED_RETRY_DELAY);
-                self.back_off(uid, now, error.retry_after().or(rejected_delay));
-                None
+                let at_least = error.retry_after().or(rejected_delay).unwrap_or_default();
+                let (failures, retry_at) = self.backoffs.entry(uid).or_default();
+                *retry_at = now + RETRY_BACKOFF.delay(*failures).max(at_least);
+                *failures = failures.saturating_add(1);
             }
         }
-    }
-
-    fn back_off(&mut self, uid: &str, now: Duration, at_least: Option<Duration>) {
-        let entry = self.backoffs.entry(uid.to_owned()).or_default();
-        let pause = RETRY_BACKOFF.delay(entry.0);
-        *entry = (entry.0 + 1, now + at_least.unwrap_or_default().max(pause));
+        None
     }
 
     /// Writes immediately each pending status that changes more than its message, and waits until all writes have ended,
     /// or `until`. Returns what the API server has stored, and whether that is all.
-    pub async fn flush(&mut self, until: Instant) -> (Vec<(StatusWrite, Arc<RecreateRequest>)>, bool) {
+    pub async fn flush(&mut self, until: Instant) -> (Vec<Written>, bool) {
         let mut left = mem::take(&mut self.pending);
-        left.retain(|uid, pending| {
-            pending.write.urgency != Urgency::IfUnchanged && self.in_flight.get(uid) != Some(&true)
+        left.retain(|uid, PendingStatusWrite { write, .. }| {
+            write.urgency != Urgency::IfUnchanged && !self.in_flight.contains(&(uid.clone(), true))
         });
-        let mut all_stored = Vec::new();
+        let mut all_written = Vec::new();
         loop {
-            while self.write_tasks.len() < MAX_WRITES_IN_FLIGHT
+            while self.in_flight.len() < MAX_WRITES_IN_FLIGHT
                 && let Some((_, PendingStatusWrite { write, .. })) = left.pop_first()
             {
-                let request = Arc::clone(&write.request);
-                spawn_task(
-                    &mut self.write_tasks,
-                    &mut self.in_flight,
-                    &self.shared,
-                    &request,
-                    Some(write),
-                );
+                self.spawn(Arc::clone(&write.request), Some(write));
             }
-            let Ok(ended) = timeout_at(until, self.write_tasks.join_next()).await else {
-                return (all_stored, false);
+            if self.in_flight.is_empty() {
+                return (all_written, true);
+            }
+            let Ok(written) = timeout_at(until, self.next_written()).await else {
+                return (all_written, false);
             };
-            match ended {
-                None => return (all_stored, true),
-                Some(Ok((_, Some(write), StatusWriteResult::Stored(request)))) => {
-                    all_stored.push((write, Arc::from(request)));
-                }
-                Some(Ok((base, Some(_), StatusWriteResult::Failed(error)))) => {
-                    tracing::warn!(request = base.uid, %error, "the last status was not written");
-                }
-                Some(_) => {}
-            }
+            all_written.extend(written);
         }
     }
-}
-
-/// Starts this write of the request's status, or else a read of the request.
-fn spawn_task(
-    tasks: &mut JoinSet<TaskResult>,
-    in_flight: &mut BTreeMap<String, bool>,
-    shared: &Arc<RecreateContext>,
-    base: &Arc<RecreateRequest>,
-    write: Option<StatusWrite>,
-) {
-    in_flight.insert(base.uid.clone(), write.is_some());
-    let (shared, base) = (Arc::clone(shared), Arc::clone(base));
-    let verb = if write.is_some() {
-        "writing the status of"
-    } else {
-        "reading"
-    };
-    let description = format!("{verb} request {}/{}", base.namespace, base.name);
-    // Covers the patch, and a read after a conflict.
-    let timeout = cluster::write::REQUEST_TIMEOUT * 2;
-    let step = shared
-        .ctx
-        .health
-        .progress
-        .begin(super::NAME, description, timeout);
-    tasks.spawn(async move {
-        let _step = step;
-        let call = async {
-            let cluster = &shared.ctx.cluster;
-            match &write {
-                Some(write) => report::write_status(cluster, &shared.ctx.node_name, write).await,
-                None => report::read_request(cluster, &base).await,
-            }
-        };
-        let result = catch_panic(super::NAME, &base.uid, call).await;
-        let result = result.unwrap_or_else(|panicked| StatusWriteResult::Failed(panicked.into()));
-        (base, write, result)
-    });
 }
 
 /// Whether `cached` is a later version than `watched`. Resource versions of one kind are increasing numbers; if an
