@@ -22,7 +22,7 @@ use super::runtime_queue::ObserveLimit;
 use super::status_writer::StatusWriter;
 use crate::hook;
 use crate::pods::STOP_BACKOFF;
-use kruise_api::container_recreate_request::{ContainerRecreateRequest, FAILED, is_sidecar_termination};
+use kruise_api::container_recreate_request::{COMPLETE, ContainerRecreateRequest, is_sidecar_termination};
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key};
 use kruise_ops::metrics::metrics;
@@ -420,41 +420,27 @@ impl PodReconciler {
         };
         let took = self.shared.now().mono.saturating_sub(since);
         let condition = request.status.final_condition();
-        let failed = condition.is_none_or(|condition| condition.type_ == FAILED);
-        let is_termination =
-            condition.is_some_and(|condition| is_sidecar_termination(&request.name, &condition.message));
-        let result = if failed && !is_termination {
-            "failed"
-        } else {
-            "succeeded"
+        let (type_, result) = match condition {
+            Some(condition) if condition.type_ == COMPLETE => (EventType::Normal, "succeeded"),
+            Some(condition) if is_sidecar_termination(&request.name, &condition.message) => {
+                (EventType::Warning, "succeeded")
+            }
+            _ => (EventType::Warning, "failed"),
         };
         if let Some(condition) = condition {
-            let type_ = if failed {
-                EventType::Warning
-            } else {
-                EventType::Normal
-            };
             let (reason, note) = (condition.type_.as_str(), condition.message.clone());
             self.publish_event(&request.uid, &request.name, type_, reason, note);
         }
-        metrics()
-            .recreates
-            .get_or_create(&[("result", result.to_owned())])
-            .observe(took.as_secs_f64());
-        let RecreateRequest {
-            namespace,
-            name,
-            pod_name,
-            ..
-        } = request;
-        let message = condition.map(|condition| condition.message.as_str());
+        let recreates = &metrics().recreates;
+        let labels = [("result", result.to_owned())];
+        recreates.get_or_create(&labels).observe(took.as_secs_f64());
         tracing::info!(
-            namespace,
-            request = name,
-            pod = pod_name,
+            namespace = request.namespace,
+            request = request.name,
+            pod = request.pod_name,
             result,
             ?took,
-            message,
+            message = condition.map(|condition| condition.message.as_str()),
             "request completed"
         );
     }
