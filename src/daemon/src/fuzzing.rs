@@ -249,12 +249,12 @@ fn recreate_all(pod: &Arc<NodePod>, force: bool) -> (usize, usize) {
                     "{begin:?}"
                 );
                 stops += 1;
-                if begin.params.run_hook {
+                if begin.run_hook {
                     hooks += 1;
                     let mut own = named.filter(|view| view.pre_stop.is_some());
                     assert!(own.next().is_some(), "{begin:?}");
                 }
-                let _ = begin.params.termination_grace(begin.params.grace_period);
+                let _ = begin.termination_grace(begin.grace_period);
             }
             if let Some(write) = plan.writes.into_iter().next_back() {
                 request.status = write.status;

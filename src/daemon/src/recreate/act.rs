@@ -85,18 +85,13 @@ impl StopTask {
     }
 
     async fn stop_container(&self) {
-        let StopAction {
-            key,
-            target,
-            params: act,
-            first_attempt: first,
-            ..
-        } = &self.action;
-        if *first {
+        let action = &self.action;
+        let StopAction { key, target, .. } = action;
+        if action.first_attempt {
             self.report_killing();
         }
         let description = format!("stopping container {} of Pod {}", key.container, self.pod.name);
-        let timeout = act.grace_period.saturating_add(MIN_GRACE_PERIOD);
+        let timeout = action.grace_period.saturating_add(MIN_GRACE_PERIOD);
         let _progress = self
             .shared
             .ctx
@@ -104,11 +99,11 @@ impl StopTask {
             .progress
             .begin(super::NAME, description, timeout);
         let mut grace_spent = Duration::ZERO;
-        if act.run_hook {
+        if action.run_hook {
             if self.may_run().await {
                 let started = Instant::now();
                 let (runtime, events) = (self.runtime.as_ref(), &self.shared.ctx.cluster.events);
-                let (pod, grace) = (&self.pod, act.grace_period);
+                let (pod, grace) = (&self.pod, action.grace_period);
                 let hook = hook::run_pre_stop(runtime, events, pod, &key.container, target, grace);
                 if let Err(error) = hook.await {
                     // The progress of the hook is unknown: like kubelet, it gets the full time again.
@@ -121,7 +116,7 @@ impl StopTask {
         let started = Instant::now();
         let Err(error) = self
             .runtime
-            .stop_container(target, act.termination_grace(grace_spent))
+            .stop_container(target, action.termination_grace(grace_spent))
             .await
         else {
             tracing::info!(pod = %self.pod.name, namespace = self.pod.namespace, container = key.container, id = target, "stopped container");
@@ -159,7 +154,7 @@ impl StopTask {
             self.send_event(TaskEventKind::NotStarted);
             return None;
         }
-        self.send_event(if self.action.params.run_hook {
+        self.send_event(if self.action.run_hook {
             TaskEventKind::HookStarted
         } else {
             TaskEventKind::StopStarted

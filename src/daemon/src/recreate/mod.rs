@@ -194,7 +194,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::act::{StopTask, TaskEventKind};
-    use super::plan::{StatusWrite, StopAction, StopParams, Urgency};
+    use super::plan::{StatusWrite, StopAction, Urgency};
     use super::status_writer::StatusWriter;
     use super::*;
     use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
@@ -277,10 +277,8 @@ mod tests {
                 target: "id".to_owned(),
                 first_attempt: false,
                 deadline,
-                params: StopParams {
-                    run_hook: false,
-                    grace_period: Duration::from_secs(1),
-                },
+                run_hook: false,
+                grace_period: Duration::from_secs(1),
             },
             event_tx,
             shared: Arc::clone(shared),

@@ -324,7 +324,7 @@ impl PodReconciler {
     fn start_stop(&mut self, task: StopTask, now: Clocks) {
         let slot = self.shared.ctx.stop_slots.try_acquire(&task.pod.namespace);
         let key = task.action.key.clone();
-        let run_hook = task.action.params.run_hook;
+        let run_hook = task.action.run_hook;
         let previous = self.state.attempts.get(&key);
         let attempt = StopAttempt {
             request_name: task.action.request_name.clone(),

@@ -153,7 +153,7 @@ fn hook_that_ended_in_a_restart_does_not_run_again() {
             containers[0].hook_done = hook_done;
         }
         let actions = plan(&observed, world.clocks()).stops;
-        assert_eq!(actions[0].params.run_hook, !hook_done);
+        assert_eq!(actions[0].run_hook, !hook_done);
     }
 }
 

@@ -6,7 +6,7 @@ use super::steps::ContainerStep;
 use super::time;
 use super::types::{
     Clocks, ContainerKey, Observed, ObservedContainer, RecreateRequest, RequestedContainer, RunState,
-    RuntimeObservation, StopAction, StopAttempt, StopParams, StopStage, grace_left,
+    RuntimeObservation, StopAction, StopAttempt, StopStage, grace_left,
 };
 use crate::pods::{ContainerRole, NodePod, PodContainer, PodContainerStatus, Termination};
 use kruise_api::container_recreate_request::{
@@ -236,10 +236,8 @@ impl ContainerCheck<'_> {
                 target: observed.id.clone(),
                 first_attempt: attempt.is_none_or(|attempt| attempt.started_at.is_none()),
                 deadline: time::deadline(self.request).map(|at| time::to_mono(at, self.now)),
-                params: StopParams {
-                    run_hook,
-                    grace_period: grace_left(grace, spent),
-                },
+                run_hook,
+                grace_period: grace_left(grace, spent),
             }),
             ..step.into()
         }

@@ -30,7 +30,7 @@ pub use time::deadline;
 pub use types::{
     Clocks, ContainerKey, Observed, ObservedContainer, Plan, PodObservation, RecreateRequest, RecreateState,
     RequestProgress, RequestedContainer, RunState, RuntimeObservation, StatusWrite, StopAction, StopAttempt,
-    StopParams, StopStage, Urgency,
+    StopStage, Urgency,
 };
 
 use crate::pods::NodePod;

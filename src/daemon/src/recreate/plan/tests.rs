@@ -385,7 +385,7 @@ proptest! {
         let now = Clocks { api, wall, mono: Duration::from_secs(mono) };
         let plan = plan(&seen, now);
         for begin in &plan.stops {
-            prop_assert!(begin.params.termination_grace(Duration::ZERO) <= Duration::from_secs(366 * 86_400));
+            prop_assert!(begin.termination_grace(Duration::ZERO) <= Duration::from_secs(366 * 86_400));
         }
         let messages: Vec<String> = plan.progress.values().flat_map(|view| &view.containers).map(|(_, step)| step.to_string()).collect();
         prop_assert!(plan.progress.is_empty() || !messages.is_empty());

@@ -217,7 +217,7 @@ pub struct Plan {
     pub progress: BTreeMap<String, RequestProgress>,
 }
 
-/// The stop of one container.
+/// The stop of one container: its preStop hook if it has not run yet, then TERM, then KILL.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StopAction {
     /// The container and its request.
@@ -230,20 +230,13 @@ pub struct StopAction {
     pub first_attempt: bool,
     /// The request's deadline, as monotonic time: a stop without a slot by then is not started.
     pub deadline: Option<Duration>,
-    /// How to stop the container.
-    pub params: StopParams,
-}
-
-/// How a container is stopped: its preStop hook if it has not run yet, then TERM, then KILL.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StopParams {
     /// Whether the container's preStop hook runs before TERM.
     pub run_hook: bool,
     /// The rest of the grace period, for hook and stop together.
     pub grace_period: Duration,
 }
 
-impl StopParams {
+impl StopAction {
     /// The time between TERM and KILL after a hook that took `hook_time`; only its whole seconds count.
     #[must_use]
     pub fn termination_grace(&self, hook_time: Duration) -> Duration {

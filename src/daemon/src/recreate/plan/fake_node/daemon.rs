@@ -44,7 +44,7 @@ impl FakeNode {
         let attempt = StopAttempt {
             request_name: action.request_name.clone(),
             started_at: previous.and_then(|attempt| attempt.started_at),
-            hook_done: !action.params.run_hook,
+            hook_done: !action.run_hook,
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
             failures: 0,
             stage: StopStage::Queued,
@@ -159,14 +159,14 @@ impl FakeNode {
         let active = request.is_some_and(|r| r.status.completion_time.is_none());
         assert!(active, "started for a request that is completed");
         // While it waited for a slot, the container may have ended because of an earlier daemon's stop.
-        if !operation.action.params.run_hook || !self.is_running(&operation.action) {
+        if !operation.action.run_hook || !self.is_running(&operation.action) {
             return self.stop_container(operation);
         }
         operation.hook_time = self
             .container(&key.container)
             .hook_takes
             .expect("a hook")
-            .min(operation.action.params.grace_period.as_millis() as Ms);
+            .min(operation.action.grace_period.as_millis() as Ms);
         let hook_ends_at = self.now + operation.hook_time;
         let unreachable = self
             .faults
@@ -205,7 +205,6 @@ impl FakeNode {
         let grace = request.map(|request| time::bounded_seconds(seconds(request).unwrap_or(30)));
         let grace_given = operation
             .action
-            .params
             .termination_grace(Duration::from_millis(operation.hook_time));
         let (history, already_stopped) = (
             self.stop_history(&key).clone(),
