@@ -175,31 +175,26 @@ fn urgency(stored: &Status, desired: &Status) -> Option<Urgency> {
     if desired.completion_time.is_some() || (begins_recreating && desired.message.is_some()) {
         return Some(Urgency::Now);
     }
-    let differs = |messages: bool| {
-        let visible = |status: &Status| {
-            let states = status.container_recreate_states.iter().map(|state| {
-                let message = state.message.clone();
-                let held_by_kubelet = message
-                    .as_ref()
-                    .is_some_and(|text| text.starts_with(KUBELET_MESSAGE_PREFIX));
-                let message = message.filter(|_| messages);
-                (
-                    state.name.clone(),
-                    state.phase.clone(),
-                    state.is_killed,
-                    held_by_kubelet,
-                    message,
-                )
-            });
-            let message = status.message.clone().filter(|_| messages);
-            (status.phase.clone(), message, states.collect::<Vec<_>>())
-        };
-        visible(stored) != visible(desired)
-    };
-    if differs(false) {
+    if steps(stored) != steps(desired) {
         return Some(Urgency::Soon);
     }
-    differs(true).then_some(Urgency::IfUnchanged)
+    (messages(stored) != messages(desired)).then_some(Urgency::IfUnchanged)
+}
+
+/// What a status says besides its messages.
+fn steps(status: &Status) -> (&Phase, Vec<(&str, &Phase, bool, bool)>) {
+    let states = status.container_recreate_states.iter().map(|state| {
+        let message = state.message.as_deref().unwrap_or_default();
+        let is_held = message.starts_with(KUBELET_MESSAGE_PREFIX);
+        (&*state.name, &state.phase, state.is_killed, is_held)
+    });
+    (&status.phase, states.collect())
+}
+
+fn messages(status: &Status) -> Vec<Option<&str>> {
+    let states = status.container_recreate_states.iter();
+    let messages = states.map(|state| state.message.as_deref());
+    messages.chain([status.message.as_deref()]).collect()
 }
 
 /// Prefix of messages that are written without delay: kubelet will not continue for some time.
@@ -214,13 +209,12 @@ fn container_state(
 ) -> State {
     let stored = stored_state(request, &requested.name);
     let (phase, message) = match step {
-        ContainerStep::Waiting => (Phase::Pending, None),
-        ContainerStep::Succeeded => (Phase::Succeeded, None),
-        ContainerStep::Failed(why) => (Phase::Failed, Some(why.clone()).filter(|why| !why.is_empty())),
         // Unknown whether it has started: the stored phase and message are kept.
         ContainerStep::RuntimeUnavailable => (stored.phase.clone(), stored.message.clone()),
-        step => (Phase::Recreating, Some(step.to_string())),
+        ContainerStep::Waiting | ContainerStep::Succeeded => (step.phase(), None),
+        step => (step.phase(), Some(step.to_string())),
     };
+    let message = message.filter(|text| !text.is_empty());
     // The state repeats the ID in the request: users see it there, and the manager sees that this daemon needs no help
     // with the snapshot.
     let target = requested.recorded_id.clone();
