@@ -28,9 +28,7 @@ use tokio::time::Instant;
 
 use super::Context;
 use super::pods::NodePod;
-use kruise_api::container_recreate_request::{
-    ContainerRecreateRequest, ContainerRecreateRequestPhase, MAX_REQUEST_BYTES,
-};
+use kruise_api::container_recreate_request::{ContainerRecreateRequest, MAX_REQUEST_BYTES};
 use kruise_api::keys;
 use kruise_cluster::queue::{self, ReconcileError, RequeueAfter};
 use kruise_cluster::{Bounded, Key, Store};
@@ -176,12 +174,6 @@ pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
 
 fn pod_key(request: &RecreateRequest) -> Key {
     Key::namespaced(&request.namespace, &request.pod_name)
-}
-
-fn is_finished(request: &RecreateRequest) -> bool {
-    request.terminating
-        || request.status.completion_time.is_some()
-        || request.status.phase == ContainerRecreateRequestPhase::Completed
 }
 
 #[cfg(test)]
@@ -453,7 +445,7 @@ mod tests {
             let expires_at = writer.start_due(shared.now()).unwrap();
             sleep_until(&shared, expires_at).await;
             let latest = writer.latest(watched.clone());
-            assert!(latest.iter().all(|request| is_finished(request)), "read {read}");
+            assert!(latest.iter().all(|request| request.is_finished()), "read {read}");
             writer.start_due(shared.now());
             assert!(writer.next_written().await.is_none());
             assert_eq!(reads.load(Ordering::Relaxed), read);

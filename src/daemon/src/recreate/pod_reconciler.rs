@@ -121,11 +121,10 @@ impl PodReconciler {
         let mut requests = self.status_writer.latest(watched);
         for request in &mut requests {
             // It was deleted, or kruise-manager completed it.
-            if !watched_uids.contains(&request.uid) && !super::is_finished(request) {
+            if !watched_uids.contains(&request.uid) && !request.is_finished() {
                 Arc::make_mut(request).terminating = true;
             }
         }
-        let has_attempt = |uid: &str| self.state.attempts.keys().any(|key| key.request_uid == uid);
         // The rows of the control API show a stop until its end: meanwhile the container is not restarted for its
         // environment. The result of a stop is only written to a request that exists.
         let is_stopping = |request: &RecreateRequest| {
@@ -134,10 +133,10 @@ impl PodReconciler {
             attempts
                 .any(|(key, attempt)| key.request_uid == request.uid && (attempt.in_progress || !is_deleted))
         };
-        requests.retain(|request| !super::is_finished(request) || is_stopping(request));
+        requests.retain(|request| !request.is_finished() || is_stopping(request));
         self.tracked_requests = requests
             .iter()
-            .filter(|request| has_attempt(&request.uid))
+            .filter(|request| self.state.has_attempt(&request.uid))
             .map(|request| (request.uid.clone(), Arc::clone(request)))
             .collect();
         let uids: BTreeSet<&str> = requests.iter().map(|request| request.uid.as_str()).collect();
@@ -149,7 +148,7 @@ impl PodReconciler {
         let now = self.shared.now();
         self.first_seen
             .retain(|uid, _| exists(uid) || self.status_writer.is_writing(uid));
-        for request in requests.iter().filter(|request| !super::is_finished(request)) {
+        for request in requests.iter().filter(|request| !request.is_finished()) {
             self.first_seen
                 .entry(request.uid.clone())
                 .or_insert((now.api, now.mono));
@@ -248,7 +247,7 @@ impl PodReconciler {
     fn prune_attempts(&mut self, observed: &Observed, plan: &Plan) {
         let finished = |uid: &str| {
             let request = observed.requests.iter().find(|request| request.uid == uid);
-            request.is_none_or(|request| super::is_finished(request))
+            request.is_none_or(|request| request.is_finished())
         };
         let (writer, has_write) = (&self.status_writer, |uid: &str| {
             plan.writes.iter().any(|write| write.request.uid == uid)
@@ -291,7 +290,7 @@ impl PodReconciler {
     fn report_recreating(&self, stops: &[StopAction]) {
         let Some(first) = stops.first() else { return };
         let (uid, request) = (&first.key.request_uid, &first.request_name);
-        if self.state.attempts.keys().any(|key| key.request_uid == *uid) {
+        if self.state.has_attempt(uid) {
             return;
         }
         let containers: Vec<&str> = stops.iter().map(|stop| stop.key.container.as_str()).collect();

@@ -162,7 +162,7 @@ fn container_status(
             .map(|status| status.container_id.clone()),
         _ => None,
     };
-    let attempt = observed.state.attempts.get(&request.container_key(name));
+    let attempt = observed.state.attempt(request, name);
     live::RecreateContainerStatus {
         name: name.to_owned(),
         step: step.phase().to_string(),

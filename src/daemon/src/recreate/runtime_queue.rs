@@ -36,7 +36,7 @@ pub struct ObserveLimit(Instant);
 impl ObserveLimit {
     /// The limit of an observation that starts now.
     pub fn for_requests(requests: &[Arc<RecreateRequest>], now: Clocks) -> Self {
-        let unfinished = requests.iter().filter(|request| !super::is_finished(request));
+        let unfinished = requests.iter().filter(|request| !request.is_finished());
         let deadlines = unfinished.filter_map(|request| plan::deadline(request));
         let limiting = deadlines.filter(|at| now.api.duration_since(*at) < OVERDUE_AFTER);
         let time_left = limiting.map(|at| duration_until(at, now.api)).min();

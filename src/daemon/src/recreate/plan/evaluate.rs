@@ -78,7 +78,7 @@ impl ContainerCheck<'_> {
     }
 
     fn attempt(&self) -> Option<&StopAttempt> {
-        self.observed.state.attempts.get(&self.key())
+        self.observed.state.attempt(self.request, &self.container.name)
     }
 
     /// Evaluates the container, which is not started if it is `blocked` by an earlier one.
@@ -339,9 +339,8 @@ impl ContainerCheck<'_> {
     /// the Pod.
     fn may_restart_all_containers(&self) -> bool {
         self.pod.containers.iter().any(|other| {
-            let key = self.request.container_key(&other.name);
             let running = other.status.as_ref().is_some_and(|status| status.running);
-            let attempt = self.observed.state.attempts.get(&key);
+            let attempt = self.observed.state.attempt(self.request, &other.name);
             let stored = self.request.status.state(&other.name);
             other.name != self.container.name
                 && other.may_restart_all_containers()

@@ -94,7 +94,7 @@ fn plan_cancellations(plan: &mut Plan, observed: &Observed, turns: &[(Arc<Recrea
 
 /// A request that has ended while a container was still being stopped.
 fn finish_stops(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateRequest>) {
-    if request.status.completion_time.is_none() && !request.terminating {
+    if !request.is_finished() {
         return;
     }
     let attempts = observed.state.attempts.iter();

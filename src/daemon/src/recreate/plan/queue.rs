@@ -48,16 +48,14 @@ impl EndReason {
 /// otherwise the oldest is first. No request has its turn while a container is still being stopped for one that has
 /// ended.
 pub fn request_turns(observed: &Observed, now: Clocks) -> Vec<(Arc<RecreateRequest>, RequestTurn)> {
-    let is_active = |request: &&Arc<RecreateRequest>| {
-        let status = &request.status;
-        !request.terminating && status.completion_time.is_none() && status.phase != Phase::Completed
-    };
-    let active = observed.requests.iter().filter(is_active);
+    let active = observed.requests.iter().filter(|request| !request.is_finished());
     let mut active: Vec<_> = active
         .map(|request| (request, end_reason(observed, request, now)))
         .collect();
     active.sort_by_cached_key(|(request, _)| {
-        let in_progress = request.status.phase == Phase::Recreating || has_attempt(observed, request);
+        // We may have started it although the API server does not have that status yet.
+        let has_attempt = observed.state.has_attempt(&request.uid);
+        let in_progress = request.status.phase == Phase::Recreating || has_attempt;
         (
             !in_progress,
             request.created_at,
@@ -88,15 +86,6 @@ pub fn request_turns(observed: &Observed, now: Clocks) -> Vec<(Arc<RecreateReque
         (Arc::clone(request), turn)
     });
     turns.collect()
-}
-
-/// Whether we have started it, even if the API server does not have that status yet.
-fn has_attempt(observed: &Observed, request: &RecreateRequest) -> bool {
-    observed
-        .state
-        .attempts
-        .keys()
-        .any(|key| key.request_uid == request.uid)
 }
 
 fn end_reason(observed: &Observed, request: &RecreateRequest, now: Clocks) -> Option<EndReason> {

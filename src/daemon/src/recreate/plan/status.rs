@@ -131,7 +131,7 @@ pub fn finished(request: &Arc<RecreateRequest>, observed: &Observed) -> Option<S
     ];
     let mut status = request.status.clone();
     for state in &mut status.container_recreate_states {
-        let attempt = observed.state.attempts.get(&request.container_key(&state.name));
+        let attempt = observed.state.attempt(request, &state.name);
         let error = match attempt
             .filter(|attempt| !attempt.in_progress)
             .map(|attempt| &attempt.stage)
@@ -219,10 +219,7 @@ fn container_state(
     // with the snapshot.
     let target = requested.recorded_id.clone();
     let target = target.filter(|_| !request.strategy.force_recreate && phase != Phase::Pending);
-    let attempt = observed
-        .state
-        .attempts
-        .get(&request.container_key(&requested.name));
+    let attempt = observed.state.attempt(request, &requested.name);
     State {
         container_id: stored.container_id.clone().or(target),
         is_killed: stored.is_killed || attempt.is_some_and(|attempt| attempt.started_at.is_some()),

@@ -9,7 +9,8 @@ use jiff::Timestamp;
 use super::steps::{ContainerStep, WaitReason};
 use crate::pods::{MIN_GRACE_PERIOD, NodePod};
 use kruise_api::container_recreate_request::{
-    ContainerRecreateRequestStatus as Status, ContainerRecreateRequestStrategy as Strategy,
+    ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus as Status,
+    ContainerRecreateRequestStrategy as Strategy,
 };
 
 /// The same moment on three clocks. Times of different clocks are never compared.
@@ -53,6 +54,13 @@ pub struct RecreateRequest {
 }
 
 impl RecreateRequest {
+    /// Whether it has ended, or is being deleted.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        let status = &self.status;
+        self.terminating || status.completion_time.is_some() || status.phase == Phase::Completed
+    }
+
     /// The key of one of its containers.
     #[must_use]
     pub fn container_key(&self, name: &str) -> ContainerKey {
@@ -187,6 +195,20 @@ pub struct RecreateState {
     pub targets: BTreeMap<ContainerKey, String>,
     /// When a request's condition `PreRecreateGrace` was first observed as true, by request UID.
     pub unready_observed_at: BTreeMap<String, Duration>,
+}
+
+impl RecreateState {
+    /// The stop of a container for a request.
+    #[must_use]
+    pub fn attempt(&self, request: &RecreateRequest, container: &str) -> Option<&StopAttempt> {
+        self.attempts.get(&request.container_key(container))
+    }
+
+    /// Whether a stop was started for the request with that UID.
+    #[must_use]
+    pub fn has_attempt(&self, uid: &str) -> bool {
+        self.attempts.keys().any(|key| key.request_uid == uid)
+    }
 }
 
 /// Everything that is observed about one Pod.
