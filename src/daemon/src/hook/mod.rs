@@ -20,7 +20,7 @@ use kruise_cri::{self as cri, Runtime};
 const MAX_HOOK_OUTPUT: usize = 16 << 10;
 
 /// How often a hook starts that was interrupted by a disconnect of the runtime: a hook that breaks the connection must
-/// not keep its container forever. While the runtime is unreachable no hook starts, because its containers are asked for
+/// not keep its container forever. While the runtime is unreachable no hook starts, because its containers are listed
 /// first.
 pub const MAX_ATTEMPTS: u32 = 3;
 

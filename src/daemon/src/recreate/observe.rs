@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
+use tokio::time::timeout;
 
 use super::RecreateContext;
 use super::plan::{
@@ -71,6 +72,7 @@ pub async fn observe_pod(
     shared: &RecreateContext,
     key: &Key,
     requests: &[Arc<RecreateRequest>],
+    limit: ObserveLimit,
 ) -> PodObservation {
     if let Some(pod) = shared.pods.get(key)
         && requests
@@ -81,12 +83,15 @@ pub async fn observe_pod(
     }
     let namespace = key.namespace.as_deref().unwrap_or_default();
     let api: Api<Pod> = Api::namespaced(shared.ctx.cluster.client.clone(), namespace);
-    match write::get_as::<NodePod>(api, &key.name).await {
-        Ok(Some(Ok(view))) if view.node == shared.ctx.node_name => PodObservation::Present(Arc::new(view)),
-        Ok(Some(Ok(_))) => PodObservation::NotFound,
-        Ok(Some(Err(why))) => PodObservation::Unknown(why),
-        Ok(None) => PodObservation::NotFound,
-        Err(error) => PodObservation::Unknown(error.to_string()),
+    let limit = limit.call_timeout();
+    match timeout(limit, write::get_as::<NodePod>(api, &key.name)).await {
+        Ok(Ok(Some(Ok(view)))) if view.node == shared.ctx.node_name => {
+            PodObservation::Present(Arc::new(view))
+        }
+        Ok(Ok(Some(Ok(_)) | None)) => PodObservation::NotFound,
+        Ok(Ok(Some(Err(why)))) => PodObservation::Unknown(why),
+        Ok(Err(error)) => PodObservation::Unknown(error.to_string()),
+        Err(_) => PodObservation::Unknown(format!("the API server has not answered for {limit:?}")),
     }
 }
 

@@ -164,7 +164,7 @@ impl PodReconciler {
 
     async fn observe(&mut self, requests: Vec<Arc<RecreateRequest>>) -> Observed {
         let limit = ObserveLimit::for_requests(&requests, self.shared.now());
-        let mut pod_observation = self.observe_pod(&requests, limit).await;
+        let mut pod_observation = observe::observe_pod(&self.shared, &self.key, &requests, limit).await;
         let now = self.shared.now();
         let mut runtime_observation = match &pod_observation {
             PodObservation::Present(view) => {
@@ -180,7 +180,7 @@ impl PodReconciler {
             (&pod_observation, &runtime_observation)
         {
             let uid = observed_pod.uid.clone();
-            pod_observation = self.observe_pod(&requests, limit).await;
+            pod_observation = observe::observe_pod(&self.shared, &self.key, &requests, limit).await;
             if !matches!(&pod_observation, PodObservation::Present(now) if now.uid == uid) {
                 runtime_observation =
                     RuntimeObservation::Unknown("the Pod has changed since the runtime answered".to_owned());
@@ -203,15 +203,6 @@ impl PodReconciler {
         let observed: BTreeSet<&str> = observed.iter().map(|request| request.uid.as_str()).collect();
         requests.retain(|request| observed.contains(request.uid.as_str()));
         requests
-    }
-
-    async fn observe_pod(&self, requests: &[Arc<RecreateRequest>], limit: ObserveLimit) -> PodObservation {
-        let timeout = limit.call_timeout();
-        tokio::time::timeout(timeout, observe::observe_pod(&self.shared, &self.key, requests))
-            .await
-            .unwrap_or_else(|_| {
-                PodObservation::Unknown(format!("the API server has not answered for {timeout:?}"))
-            })
     }
 
     /// Plans and acts until nothing is left to do for now; returns when to requeue.
