@@ -11,7 +11,9 @@ use kruise_cri::{DiscoveryOptions as Discovery, Runtimes, SocketHealth, no_runti
 use kruise_ops::http::{self, Endpoints};
 use kruise_ops::metrics::{self, Program};
 use kruise_ops::supervise::{self, Supervisor};
-use kruise_ops::{COMMIT, FeatureGate, Health, VERSION, flag_values, logs, raise_open_file_limit, traces};
+use kruise_ops::{
+    COMMIT, FeatureGate, Health, VERSION, flag_values, logs, raise_open_file_limit, secure_metrics, traces,
+};
 
 /// Why the daemon did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -90,8 +92,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
     let address = &ctx.options.secure_metrics_addr;
     if !http::is_disabled(address) {
         let access = ReviewedAccess::new(ctx.cluster.client.clone());
-        let serving =
-            http::serve_secure_metrics(address, access, ctx.health.clone(), ctx.shutdown.clone()).await;
+        let serving = secure_metrics::serve(address, access, ctx.health.clone(), ctx.shutdown.clone()).await;
         let serving = serving.map_err(listen_error("--secure-metrics-addr"))?;
         supervisor.spawn("secure metrics", serving);
     }

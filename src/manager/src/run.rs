@@ -22,7 +22,7 @@ use kruise_ops::flag_values;
 use kruise_ops::http::{self, Endpoints};
 use kruise_ops::metrics::{self, Program, metrics};
 use kruise_ops::supervise::{self, Supervisor};
-use kruise_ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_file_limit, traces};
+use kruise_ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_file_limit, secure_metrics, traces};
 
 /// How long reviews in flight may take at shutdown: what `terminationGracePeriodSeconds` of `deploy/manager/webhook.yaml`
 /// leaves after its preStop hook. API servers wait 5 s for most reviews.
@@ -88,7 +88,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
     if !http::is_disabled(&options.secure_metrics_addr) {
         let (address, shutdown) = (&options.secure_metrics_addr, supervisor.shutdown.clone());
         let access = ReviewedAccess::new(cluster.client.clone());
-        let serving = http::serve_secure_metrics(address, access, health.clone(), shutdown).await;
+        let serving = secure_metrics::serve(address, access, health.clone(), shutdown).await;
         let flag = "--secure-metrics-addr";
         let serving = serving.map_err(|source| Error::Listen { flag, source })?;
         supervisor.spawn("secure metrics", serving);

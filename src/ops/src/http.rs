@@ -2,12 +2,11 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -23,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 use super::Health;
 use super::health::HealthResponse;
 use super::metrics::metrics;
-use super::secure_metrics::{MetricsAccess, refusal, self_signed_tls};
 
 /// Why the listener could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -169,34 +167,8 @@ pub async fn serve(
     Ok(())
 }
 
-/// Opens `address`, and serves `/metrics` there over HTTPS until shutdown, for clients whose token `access` allows.
-///
-/// # Errors
-/// See [`listen`]; or no certificate can be made. The task itself has none: its type is that of the other long-lived
-/// tasks.
-pub async fn serve_secure_metrics(
-    address: &str,
-    access: Arc<dyn MetricsAccess>,
-    health: Health,
-    shutdown: CancellationToken,
-) -> Result<impl Future<Output = Result<(), std::io::Error>> + use<>, Error> {
-    let listener = listen(address).await?;
-    let tls = TlsAcceptor::from(self_signed_tls()?);
-    let answer = move |Extension(peer): Extension<IpAddr>, headers: HeaderMap| async move {
-        match refusal(access, peer, &headers).await {
-            Some(refused) => refused,
-            None => render_metrics(&health),
-        }
-    };
-    let router = Router::new().route("/metrics", get(answer));
-    Ok(async move {
-        accept(listener, Some(tls), router, shutdown).await;
-        Ok(())
-    })
-}
-
 /// Accepts connections, each for one request.
-async fn accept(
+pub(super) async fn accept(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
     router: Router,
@@ -277,7 +249,7 @@ async fn handle_connection(
     }
 }
 
-fn render_metrics(health: &Health) -> Response {
+pub(super) fn render_metrics(health: &Health) -> Response {
     // Some checks fail by time alone, and the metrics include them.
     let _ = health.readiness();
     (

@@ -6,12 +6,17 @@ use std::sync::Arc;
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Extension, Router};
 use futures::future::BoxFuture;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
 
-use super::http::Error;
+use super::Health;
+use super::http::{Error, accept, listen, render_metrics};
 
 /// Maximum length of a token, in bytes. Those of service accounts have about 1,200.
 const MAX_TOKEN_BYTES: usize = 8 << 10;
@@ -35,12 +40,34 @@ pub trait MetricsAccess: Send + Sync {
     fn check(self: Arc<Self>, token: String, peer: IpAddr) -> BoxFuture<'static, Access>;
 }
 
-/// The answer to a client that may not read metrics.
-pub(super) async fn refusal(
+/// Opens `address`, and serves `/metrics` there over HTTPS until shutdown, for clients whose token `access` allows.
+///
+/// # Errors
+/// See [`listen`]; or no certificate can be made. The task itself has none: its type is that of the other long-lived
+/// tasks.
+pub async fn serve(
+    address: &str,
     access: Arc<dyn MetricsAccess>,
-    peer: IpAddr,
-    headers: &HeaderMap,
-) -> Option<Response> {
+    health: Health,
+    shutdown: CancellationToken,
+) -> Result<impl Future<Output = Result<(), std::io::Error>> + use<>, Error> {
+    let listener = listen(address).await?;
+    let tls = TlsAcceptor::from(self_signed_tls()?);
+    let answer = move |Extension(peer): Extension<IpAddr>, headers: HeaderMap| async move {
+        match refusal(access, peer, &headers).await {
+            Some(refused) => refused,
+            None => render_metrics(&health),
+        }
+    };
+    let router = Router::new().route("/metrics", get(answer));
+    Ok(async move {
+        accept(listener, Some(tls), router, shutdown).await;
+        Ok(())
+    })
+}
+
+/// The answer to a client that may not read metrics.
+async fn refusal(access: Arc<dyn MetricsAccess>, peer: IpAddr, headers: &HeaderMap) -> Option<Response> {
     let access = match bearer_token(headers) {
         Some(token) => access.check(token.to_owned(), peer).await,
         None => Access::Unauthorized,
@@ -76,7 +103,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
 ///
 /// # Errors
 /// When no key can be made.
-pub fn self_signed_tls() -> Result<Arc<ServerConfig>, Error> {
+fn self_signed_tls() -> Result<Arc<ServerConfig>, Error> {
     let failed = |why: &dyn std::error::Error| Error::Certificate(why.to_string());
     let key = KeyPair::generate().map_err(|why| failed(&why))?;
     let params = CertificateParams::new(vec!["localhost".to_owned()]).map_err(|why| failed(&why))?;
