@@ -1,11 +1,23 @@
 //! A span: what was done, from when to when, and how it ended.
 
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
-use super::{SpanContext, TRACER, random_id, sampled};
+use super::context::SpanContext;
 use crate::metrics::metrics;
+
+/// Where this process sends its spans, if it does.
+pub(super) static TRACER: OnceLock<Tracer> = OnceLock::new();
+
+#[derive(Debug)]
+pub(super) struct Tracer {
+    pub(super) spans: mpsc::Sender<FinishedSpan>,
+    pub(super) rate_per_million: u32,
+}
 
 /// Bytes of an attribute's text or of an error, at most.
 const MAX_TEXT: usize = 1024;
@@ -159,6 +171,17 @@ impl Active {
         }
         FinishedSpan(span)
     }
+}
+
+/// The context of an object, if its trace is sent.
+fn sampled(uid: &str) -> Option<SpanContext> {
+    let tracer = TRACER.get()?;
+    SpanContext::of_object(uid).filter(|context| context.is_sampled(tracer.rate_per_million))
+}
+
+/// A random number, not zero.
+fn random_id() -> u64 {
+    RandomState::new().hash_one(0).max(1)
 }
 
 /// OTLP has 64-bit integers as text.
