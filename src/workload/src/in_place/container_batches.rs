@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::patch::readers_of_removed;
-use super::pod::Pod;
-use super::spec::Spec;
+use serde_json::Value;
+
+use super::pod::{Container, Pod};
+use super::spec::{Spec, decode_patch};
+use kruise_api::container_hash::EnvOrigin;
 
 /// The containers of `spec` to update now: all without a launch priority, all with the highest one, all that read a
 /// label or annotation which is removed, because that is done now, and all that read one that one of them reads.
@@ -49,4 +51,18 @@ fn references<'a>(
         let labels = read.labels.keys().map(|key| ("label", key.as_str()));
         labels.chain(read.annotations.keys().map(|key| ("annotation", key.as_str())))
     })
+}
+
+/// Names of the containers that read a label or annotation which the update removes.
+pub(super) fn readers_of_removed<'a>(pod: &'a Pod, spec: &Spec) -> BTreeSet<&'a str> {
+    let patch = decode_patch(spec.meta_data_patch.as_deref().unwrap_or_default());
+    let is_removed = |part: &str, key: &str| patch["metadata"][part].get(key).is_some_and(Value::is_null);
+    let reads_removed = |container: &&Container| {
+        container.env.iter().any(|(_, origin)| match origin {
+            EnvOrigin::Label(key) => is_removed("labels", key),
+            EnvOrigin::Annotation(key) => is_removed("annotations", key),
+        })
+    };
+    let readers = pod.containers.iter().filter(reads_removed);
+    readers.map(|container| container.name.as_str()).collect()
 }

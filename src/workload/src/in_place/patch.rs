@@ -8,12 +8,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value, json};
 
-use super::pod::{Container, Pod};
-use super::spec::Spec;
+use super::pod::Pod;
+use super::spec::{Spec, decode_patch};
 use super::template::Template;
 use super::write::{PatchTarget, PodWrite, json_text};
 use super::{annotations, completion, container_batches, ready, resize};
-use kruise_api::container_hash::EnvOrigin;
 use kruise_api::in_place::{
     ContainerRefMetadata, InPlaceUpdateContainerBatch, InPlaceUpdateContainerStatus,
     InPlaceUpdatePreCheckBeforeNext, InPlaceUpdateState,
@@ -61,23 +60,9 @@ pub(super) fn disrupts(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
 /// Names of the containers that read a label or annotation which the update changes or removes.
 #[must_use]
 pub fn env_readers<'a>(pod: &'a Pod, spec: &'a Spec) -> BTreeSet<&'a str> {
-    let mut readers = readers_of_removed(pod, spec);
+    let mut readers = container_batches::readers_of_removed(pod, spec);
     readers.extend(spec.container_ref_metadata.keys().map(String::as_str));
     readers
-}
-
-/// The same for those that it removes.
-pub(super) fn readers_of_removed<'a>(pod: &'a Pod, spec: &Spec) -> BTreeSet<&'a str> {
-    let patch = decode_patch(spec.meta_data_patch.as_deref().unwrap_or_default());
-    let is_removed = |part: &str, key: &str| patch["metadata"][part].get(key).is_some_and(Value::is_null);
-    let reads_removed = |container: &&Container| {
-        container.env.iter().any(|(_, origin)| match origin {
-            EnvOrigin::Label(key) => is_removed("labels", key),
-            EnvOrigin::Annotation(key) => is_removed("annotations", key),
-        })
-    };
-    let readers = pod.containers.iter().filter(reads_removed);
-    readers.map(|container| container.name.as_str()).collect()
 }
 
 /// Begins an update: takes the Pod out of its Services if needed, then changes it or writes what it waits for. If the
@@ -389,11 +374,6 @@ fn apply_first_batch(
 /// Converts an encoded metadata patch.
 fn metadata_patch(encoded: &str, template: Template<'_>) -> Value {
     template.metadata_patch(&decode_patch(encoded))
-}
-
-fn decode_patch(patch: &str) -> Value {
-    let text = STANDARD.decode(patch).unwrap_or_default();
-    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 /// Stores the containers outside the batch; they wait until the batch is ready.

@@ -304,6 +304,12 @@ fn container_name(container: &Value) -> &str {
     container["name"].as_str().unwrap_or_default()
 }
 
+/// Decodes `meta_data_patch`.
+pub(super) fn decode_patch(patch: &str) -> Value {
+    let text = STANDARD.decode(patch).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
 /// A container that is not replaced for its image is stopped for its environment, and restarted according to its
 /// policy.
 fn check_restart_policy(container: &Value, spec: &Spec) -> Result<(), MustRecreate> {
