@@ -2,11 +2,12 @@
 
 use kruise_api::sidecarset::SidecarContainer;
 
-use super::predicates::is_consistent_container;
-use super::recorded::{WorkingContainers, hot_upgrade_names, parse_working};
+use super::predicates::{
+    image_in_pod, is_consistent, is_consistent_container, is_running_and_ready, working_containers,
+};
+use super::recorded::{WorkingContainers, hot_upgrade_names};
 use super::set::{SetView, image, name};
 use crate::in_place::Pod;
-use kruise_api::keys;
 
 /// The two containers of a sidecar.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,13 +16,6 @@ pub struct HotPair {
     pub working: String,
     /// Name of the other one.
     pub idle: String,
-}
-
-/// What the Pod records about the containers that work.
-#[must_use]
-pub fn working_containers(pod: &Pod) -> WorkingContainers {
-    let text = pod.annotations.get(keys::SIDECAR_SET_WORKING_CONTAINER);
-    parse_working(text.map(String::as_str).unwrap_or_default())
 }
 
 /// The containers of a sidecar. Unless the first one is recorded as working, it is the second, as in upstream.
@@ -54,19 +48,22 @@ pub fn pairs<'a>(set: &SetView<'a>, pod: &Pod) -> Vec<(&'a SidecarContainer, Hot
         .collect()
 }
 
-/// Image of a container of the Pod.
-#[must_use]
-pub fn image_in_pod<'a>(pod: &'a Pod, container: &str) -> Option<&'a str> {
-    let mut containers = pod.containers.iter();
-    Some(containers.find(|c| c.name == container)?.image.as_str())
-}
-
 /// Whether a sidecar is not switched off, although its other container has taken over: the image of the empty one must
 /// be set again.
 #[must_use]
 pub fn is_idle_container_running(container: &SidecarContainer, pair: &HotPair, pod: &Pod) -> bool {
     image_in_pod(pod, &pair.idle)
         .is_some_and(|image| image != container.upgrade_strategy.hot_upgrade_empty_image)
+}
+
+/// Whether the Pod is ready and none of the set's containers is about to be switched off.
+#[must_use]
+pub fn is_ready(set: &SetView<'_>, pod: &Pod) -> bool {
+    let flips = pairs(set, pod).into_iter().any(|(container, pair)| {
+        let has_empty_image = !container.upgrade_strategy.hot_upgrade_empty_image.is_empty();
+        has_empty_image && is_idle_container_running(container, &pair, pod)
+    });
+    !flips && is_running_and_ready(pod)
 }
 
 /// The container to update, and the other one: `None` if it has the new image already, or the Pod lacks a container.
@@ -124,6 +121,5 @@ pub fn is_flip_due(set: &SetView<'_>, pod: &Pod) -> bool {
         let mut statuses = pod.container_statuses.iter();
         statuses.all(|status| is_idle(&status.name) || status.ready)
     };
-    super::predicates::is_consistent(set, pod, Some(&names))
-        && (super::predicates::is_running_and_ready(pod) || all_ready())
+    is_consistent(set, pod, Some(&names)) && (is_running_and_ready(pod) || all_ready())
 }

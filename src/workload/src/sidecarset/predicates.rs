@@ -6,8 +6,7 @@ use std::collections::BTreeSet;
 use kruise_api::image_reference::ImageReference;
 use kruise_api::keys;
 
-use super::hot_upgrade::{image_in_pod, is_idle_container_running, pairs, working_containers};
-use super::recorded::{self, hot_upgrade_names, parse_injected_list};
+use super::recorded::{self, WorkingContainers, hot_upgrade_names, parse_injected_list, parse_working};
 use super::set::{SetView, is_hot_upgrade, name};
 use crate::in_place::{Pod, pod::ContainerStatus};
 
@@ -15,6 +14,20 @@ use crate::in_place::{Pod, pod::ContainerStatus};
 #[must_use]
 pub fn is_injected(set: &SetView<'_>, pod: &Pod) -> bool {
     parse_injected_list(annotation(pod, keys::SIDECAR_SET_INJECTED_LIST)).contains(set.name)
+}
+
+/// Image of a container of the Pod.
+#[must_use]
+pub fn image_in_pod<'a>(pod: &'a Pod, container: &str) -> Option<&'a str> {
+    let mut containers = pod.containers.iter();
+    Some(containers.find(|c| c.name == container)?.image.as_str())
+}
+
+/// What the Pod records about the containers that work.
+#[must_use]
+pub fn working_containers(pod: &Pod) -> WorkingContainers {
+    let text = pod.annotations.get(keys::SIDECAR_SET_WORKING_CONTAINER);
+    parse_working(text.map(String::as_str).unwrap_or_default())
 }
 
 /// Whether the Pod has all containers of the set. One with hot upgrade is there twice, and recorded.
@@ -52,16 +65,6 @@ pub fn is_previous_update_over(set: &SetView<'_>, pod: &Pod) -> bool {
         let ready = pod.container_status(container).is_some_and(|status| status.ready);
         !ready || is_consistent_container(set, pod, container)
     })
-}
-
-/// Whether the Pod is ready and none of the set's containers is about to be switched off.
-#[must_use]
-pub fn is_ready(set: &SetView<'_>, pod: &Pod) -> bool {
-    let flips = pairs(set, pod).into_iter().any(|(container, pair)| {
-        let has_empty_image = !container.upgrade_strategy.hot_upgrade_empty_image.is_empty();
-        has_empty_image && is_idle_container_running(container, &pair, pod)
-    });
-    !flips && is_running_and_ready(pod)
 }
 
 /// Whether the Pod is running, ready and not terminating.

@@ -1,6 +1,7 @@
 //! How far the update of a SidecarSet's Pods is.
 
-use super::predicates::{is_consistent, is_ready, is_updated};
+use super::hot_upgrade::is_ready;
+use super::predicates::{is_consistent, is_updated};
 use super::set::SetView;
 use crate::in_place::Pod;
 

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use kruise_api::keys;
 
-use super::hot_upgrade::{
-    image_in_pod, is_idle_container_running, pairs, rolled_back_container, upgrade_target, working_containers,
-};
+use super::hot_upgrade::{is_idle_container_running, pairs, rolled_back_container, upgrade_target};
 use super::pod_metadata::{PatchError, patch_annotations};
+use super::predicates::{image_in_pod, working_containers};
 use super::recorded::{self, HashFormat, HashRecord, UpdateState, version_alt_key, version_key};
 use super::set::{SetView, image, is_hot_upgrade, name};
 use crate::in_place::Pod;

@@ -8,10 +8,9 @@ use serde_json::{Value, json};
 
 use super::cluster::{list, text};
 use crate::in_place::Pod;
-use crate::sidecarset::hot_upgrade::is_flip_due;
+use crate::sidecarset::hot_upgrade::{is_flip_due, is_ready};
 use crate::sidecarset::predicates::{
-    has_all_containers, is_consistent, is_injected, is_previous_update_over, is_ready, is_updated,
-    is_upgradable,
+    has_all_containers, is_consistent, is_injected, is_previous_update_over, is_updated, is_upgradable,
 };
 use crate::sidecarset::recorded::parse_working;
 use crate::sidecarset::select::select;
