@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{by_assignment, by_rank};
+use super::compare::{by_assignment, by_rank};
 use crate::in_place::Pod;
 
 /// Label with a unique value for each node.

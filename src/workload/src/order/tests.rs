@@ -1,4 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use kruise_api::cloneset::RollingUpdateCloneSetStrategy;
