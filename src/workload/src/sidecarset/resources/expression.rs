@@ -5,8 +5,31 @@
 
 use std::iter::Peekable;
 
+use super::Quantity;
 use super::lexer::{Lexer, Token};
-use super::{Quantity, Resource};
+
+/// A resource that expressions exist for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// CPU, in cores.
+    Cpu,
+    /// Memory, in bytes.
+    Memory,
+}
+
+impl Resource {
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::Cpu, Self::Memory];
+
+    /// Its name in lists of resources, which is also that of the variable in expressions.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Memory => "memory",
+        }
+    }
+}
 
 /// Longest expression in bytes.
 const MAX_LENGTH: usize = 4096;

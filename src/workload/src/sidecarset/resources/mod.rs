@@ -9,31 +9,8 @@ mod lexer;
 pub mod quantity;
 
 pub use aggregate::{resources, target_regex};
-pub use expression::{ExpressionError, evaluate, validate};
+pub use expression::{ExpressionError, Resource, evaluate, validate};
 pub use quantity::Quantity;
-
-/// A resource that expressions exist for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
-    /// CPU, in cores.
-    Cpu,
-    /// Memory, in bytes.
-    Memory,
-}
-
-impl Resource {
-    /// Both of them.
-    pub const ALL: [Self; 2] = [Self::Cpu, Self::Memory];
-
-    /// Its name in lists of resources, which is also that of the variable in expressions.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Memory => "memory",
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;
