@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use kruise_api::keys;
 use kruise_api::validation::{MAX_VALUE_CHARS, truncate};
 
-use super::InjectionError;
-use super::candidates::Selected;
+use super::error::InjectionError;
+use super::revision::Selected;
 use crate::sidecarset::recorded::{
     HashFormat, HashRecords, WorkingContainers, initial_versions, injected_list_to_text, parse_injected_list,
     parse_with_format, parse_working, to_text, working_to_text,

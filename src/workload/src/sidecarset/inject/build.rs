@@ -9,10 +9,10 @@ use kruise_api::json::{list_items, set as set_field};
 use kruise_api::keys;
 use kruise_api::sidecarset::{PodInjectPolicy, SidecarContainer, TransferEnvVar};
 
-use super::InjectionError;
 use super::annotations::Record;
 use super::assemble::{Injected, Parts};
-use super::candidates::Selected;
+use super::error::InjectionError;
+use super::revision::Selected;
 use crate::sidecarset::recorded::{hot_upgrade_names, version_alt_key, version_key};
 use crate::sidecarset::resources::resources;
 use crate::sidecarset::set::{is_hot_upgrade, is_native_sidecar, name};

@@ -1,63 +1,26 @@
 //! Which SidecarSets a new Pod gets, and in which order.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::keys::NAMESPACE_NAME;
 use kruise_api::sidecarset::SidecarSetSpec;
 
-use super::{Cluster, InjectionError, revision};
+use super::error::InjectionError;
+use super::revision::{self, Selected};
 use crate::sidecarset::matching::selects_new_pod;
-use crate::sidecarset::recorded::HashRecord;
 use crate::sidecarset::set::SetView;
 
-/// A SidecarSet in the version that is injected.
-#[derive(Debug)]
-pub(in crate::sidecarset) struct Selected<'a> {
-    pub(in crate::sidecarset) name: &'a str,
-    pub(in crate::sidecarset) hash: Cow<'a, str>,
-    pub(in crate::sidecarset) hash_without_image: Cow<'a, str>,
-    /// Name of the ControllerRevision.
-    pub(in crate::sidecarset) revision: Cow<'a, str>,
-    pub(in crate::sidecarset) spec: Cow<'a, SidecarSetSpec>,
-}
-
-impl Selected<'_> {
-    /// What a Pod records of it: with the hash, and with that without images.
-    pub(in crate::sidecarset) fn records(&self, update_timestamp: Option<String>) -> [HashRecord; 2] {
-        let view = SetView {
-            name: self.name,
-            resource_version: "",
-            annotations: &BTreeMap::new(),
-            latest_revision: &self.revision,
-            spec: &self.spec,
-        };
-        let record = HashRecord {
-            update_timestamp,
-            hash: self.hash.clone().into_owned(),
-            sidecar_set_name: self.name.to_owned(),
-            sidecar_list: Some(view.recorded_names()),
-            controller_revision: self.revision.clone().into_owned(),
-        };
-        let without_image = HashRecord {
-            hash: self.hash_without_image.clone().into_owned(),
-            controller_revision: String::new(),
-            ..record.clone()
-        };
-        [record, without_image]
-    }
-}
-
-impl<'a> From<&SetView<'a>> for Selected<'a> {
-    fn from(set: &SetView<'a>) -> Self {
-        Self {
-            name: set.name,
-            hash: set.hash().into(),
-            hash_without_image: set.hash_without_image().into(),
-            revision: set.latest_revision.into(),
-            spec: Cow::Borrowed(set.spec),
-        }
-    }
+/// What the cluster has, as far as it matters for one Pod.
+#[derive(Clone, Copy, Debug)]
+pub struct Cluster<'a> {
+    /// All SidecarSets, in any order.
+    pub sets: &'a [SetView<'a>],
+    /// Labels of the Pod's Namespace; `None` if it is not known.
+    pub namespace_labels: Option<&'a BTreeMap<String, String>>,
+    /// The ControllerRevisions of SidecarSets, as far as sets name them.
+    pub revisions: &'a [Arc<ControllerRevision>],
 }
 
 /// The sets for a Pod with these labels: those for this namespace before those for all, each by name. A set whose

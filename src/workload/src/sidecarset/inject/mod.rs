@@ -4,38 +4,27 @@
 //! everything into the Pod and `annotations` records it. The result depends on nothing but the arguments.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::ControllerRevision;
 use serde_json::{Value, json};
 
 use kruise_api::cloneset::string_map;
 use kruise_api::json::set;
 
-use super::pod_metadata::{PatchError, patch_annotations};
-use super::resources::aggregate::ResourcesError;
-use super::set::{SetView, names_in_pod};
+use super::pod_metadata::patch_annotations;
+use super::set::names_in_pod;
 
 mod annotations;
 mod assemble;
 pub(in crate::sidecarset) mod build;
 pub(in crate::sidecarset) mod candidates;
+mod error;
 pub(in crate::sidecarset) mod revision;
 
 pub(crate) use build::is_injected;
+pub use candidates::Cluster;
+pub use error::InjectionError;
 pub use revision::named_by;
-
-/// What the cluster has, as far as it matters for one Pod.
-#[derive(Clone, Copy, Debug)]
-pub struct Cluster<'a> {
-    /// All SidecarSets, in any order.
-    pub sets: &'a [SetView<'a>],
-    /// Labels of the Pod's Namespace; `None` if it is not known.
-    pub namespace_labels: Option<&'a BTreeMap<String, String>>,
-    /// The ControllerRevisions of SidecarSets, as far as sets name them.
-    pub revisions: &'a [Arc<ControllerRevision>],
-}
 
 /// How to inject.
 #[derive(Clone, Copy, Debug)]
@@ -44,81 +33,6 @@ pub struct Options {
     pub sort_containers: bool,
     /// Time to record.
     pub now: Timestamp,
-}
-
-/// Why a Pod is refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InjectionError {
-    /// The revision that a set names does not exist.
-    #[error("ControllerRevision {revision:?} of SidecarSet {set:?} not found")]
-    RevisionNotFound {
-        /// Name of the set.
-        set: String,
-        /// Name of the revision, or its custom version.
-        revision: String,
-    },
-    /// The data of a revision are not those of a SidecarSet.
-    #[error("ControllerRevision {revision:?} of SidecarSet {set:?} is invalid: {why}")]
-    InvalidRevision {
-        /// Name of the set.
-        set: String,
-        /// Name of the revision.
-        revision: String,
-        /// What is wrong.
-        why: String,
-    },
-    /// An annotation cannot be patched.
-    #[error("SidecarSet {set:?}: {why}")]
-    Annotation {
-        /// Name of the set.
-        set: String,
-        /// What is wrong.
-        why: PatchError,
-    },
-    /// The Pod already has an annotation of ours, and it is none.
-    #[error("annotation {key} is invalid: {value:?}")]
-    InvalidAnnotation {
-        /// Key of the annotation.
-        key: &'static str,
-        /// The first characters of its value.
-        value: String,
-    },
-    /// A set makes an annotation of ours one that is none.
-    #[error("patchPodMetadata of a SidecarSet makes annotation {key} invalid: {value:?}")]
-    InvalidPatch {
-        /// Key of the annotation.
-        key: &'static str,
-        /// The first characters of its value.
-        value: String,
-    },
-    /// The Pod has too much that sidecars take over.
-    #[error(
-        "SidecarSet {set:?}: sidecars would take over more than 15000 mounts, devices and variables of the Pod"
-    )]
-    TooManyCopies {
-        /// Name of the set.
-        set: String,
-    },
-    /// The Pod has a container with the name of an init container of a set, or the other way round.
-    #[error(
-        "SidecarSet {set:?} and the Pod have a container and an init container of the same name, {name:?}"
-    )]
-    NameTaken {
-        /// Name of the set.
-        set: String,
-        /// Name of the container in the Pod.
-        name: String,
-    },
-    /// Resources of a container have no result.
-    #[error("resourcesPolicy of container {container:?} of SidecarSet {set:?}: {why}")]
-    Resources {
-        /// Name of the set.
-        set: String,
-        /// Name of the container.
-        container: String,
-        /// What is wrong.
-        why: Box<ResourcesError>,
-    },
 }
 
 /// Injects SidecarSets into a new, active Pod (raw JSON) of `namespace`. Returns whether containers were injected.
@@ -173,7 +87,7 @@ pub fn inject(
 }
 
 /// The API server refuses a Pod with the same name in both lists.
-fn check_names(pod: &Value, set: &candidates::Selected<'_>) -> Result<(), InjectionError> {
+fn check_names(pod: &Value, set: &revision::Selected<'_>) -> Result<(), InjectionError> {
     for (other_list, containers, is_init) in [
         ("initContainers", &set.spec.containers, false),
         ("containers", &set.spec.init_containers, true),

@@ -12,10 +12,59 @@ use kruise_api::keys;
 use kruise_api::selector::matches;
 use kruise_api::sidecarset::{SidecarSetInjectRevision, SidecarSetInjectRevisionPolicy, SidecarSetSpec};
 
-use super::InjectionError;
-use super::candidates::Selected;
+use super::error::InjectionError;
 use crate::sidecarset::hash::Hashes;
+use crate::sidecarset::recorded::HashRecord;
 use crate::sidecarset::set::SetView;
+
+/// A SidecarSet in the version that is injected.
+#[derive(Debug)]
+pub(in crate::sidecarset) struct Selected<'a> {
+    pub(in crate::sidecarset) name: &'a str,
+    pub(in crate::sidecarset) hash: Cow<'a, str>,
+    pub(in crate::sidecarset) hash_without_image: Cow<'a, str>,
+    /// Name of the ControllerRevision.
+    pub(in crate::sidecarset) revision: Cow<'a, str>,
+    pub(in crate::sidecarset) spec: Cow<'a, SidecarSetSpec>,
+}
+
+impl Selected<'_> {
+    /// What a Pod records of it: with the hash, and with that without images.
+    pub(in crate::sidecarset) fn records(&self, update_timestamp: Option<String>) -> [HashRecord; 2] {
+        let view = SetView {
+            name: self.name,
+            resource_version: "",
+            annotations: &BTreeMap::new(),
+            latest_revision: &self.revision,
+            spec: &self.spec,
+        };
+        let record = HashRecord {
+            update_timestamp,
+            hash: self.hash.clone().into_owned(),
+            sidecar_set_name: self.name.to_owned(),
+            sidecar_list: Some(view.recorded_names()),
+            controller_revision: self.revision.clone().into_owned(),
+        };
+        let without_image = HashRecord {
+            hash: self.hash_without_image.clone().into_owned(),
+            controller_revision: String::new(),
+            ..record.clone()
+        };
+        [record, without_image]
+    }
+}
+
+impl<'a> From<&SetView<'a>> for Selected<'a> {
+    fn from(set: &SetView<'a>) -> Self {
+        Self {
+            name: set.name,
+            hash: set.hash().into(),
+            hash_without_image: set.hash_without_image().into(),
+            revision: set.latest_revision.into(),
+            spec: Cow::Borrowed(set.spec),
+        }
+    }
+}
 
 /// The current revision, or the older one that the injection strategy names, if it is for this Pod.
 pub(super) fn select<'a>(

@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used)]
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use proptest::prelude::*;
 use serde::Deserialize;
 
@@ -11,6 +13,7 @@ use kruise_api::sidecarset::SidecarSetSpec;
 use super::*;
 use crate::pod_admission::{self, Request};
 use crate::sidecarset::resources::Quantity;
+use crate::sidecarset::set::SetView;
 
 const VECTORS: &str = include_str!("../../../../../tests/data/go/sidecarset-injection.jsonl");
 

@@ -8,7 +8,7 @@ use kruise_api::sidecarset::SidecarSetPatchPolicy;
 use super::records::MAX_TEXT;
 use super::sets::Peers;
 use super::{Program, Unsupported, add, records};
-use crate::sidecarset::inject::candidates::Selected;
+use crate::sidecarset::inject::revision::Selected;
 use crate::sidecarset::recorded::{hot_upgrade_names, initial_versions};
 use kruise_api::cel::string;
 

@@ -18,7 +18,7 @@ use super::literal;
 use super::sets::Peers;
 use super::{Options, Program, Unsupported, annotations, records, resources, typed};
 use crate::pod_admission::launch_priority::requested;
-use crate::sidecarset::inject::candidates::Selected;
+use crate::sidecarset::inject::revision::Selected;
 use crate::sidecarset::recorded::{version_alt_key, version_key};
 use crate::sidecarset::set::{name, names_in_pod};
 use kruise_api::cel::{LABELS, string, strings};

@@ -7,8 +7,8 @@ use kruise_api::selector::is_empty;
 
 use super::selector::selects;
 use super::{Options, Unsupported};
-use crate::sidecarset::inject::candidates::{Scope, Selected};
-use crate::sidecarset::inject::revision::{find, percentage, restore};
+use crate::sidecarset::inject::candidates::Scope;
+use crate::sidecarset::inject::revision::{Selected, find, percentage, restore};
 use crate::sidecarset::overlap::are_disjoint;
 use crate::sidecarset::set::SetView;
 use kruise_api::cel::{LABELS, matches};
