@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSetPatchPolicy;
 
-use super::records::MAX_TEXT;
+use super::error::Unsupported;
+use super::program::{Program, add};
+use super::records::{self, MAX_TEXT};
 use super::sets::Peers;
-use super::{Program, Unsupported, add, records};
 use crate::sidecarset::inject::revision::Selected;
 use crate::sidecarset::recorded::{hot_upgrade_names, initial_versions};
 use kruise_api::cel::string;

@@ -14,9 +14,11 @@ use kruise_api::keys;
 use kruise_api::sidecarset::{PodInjectPolicy, SidecarContainer};
 
 use super::annotations::{Patches, value_of};
-use super::literal;
+use super::error::Unsupported;
+use super::options::Options;
+use super::program::{self, Program};
 use super::sets::Peers;
-use super::{Options, Program, Unsupported, annotations, records, resources, typed};
+use super::{annotations, literal, records, resources, typed};
 use crate::pod_admission::launch_priority::requested;
 use crate::sidecarset::inject::revision::Selected;
 use crate::sidecarset::recorded::{version_alt_key, version_key};
@@ -90,7 +92,7 @@ pub(super) fn add(
     }
     let injected = format!(
         "[{}]",
-        super::add("'/injected'", &format!("{{{}}}", literals.join(", ")))
+        program::add("'/injected'", &format!("{{{}}}", literals.join(", ")))
     );
     // Before the operations that the sidecars themselves added.
     program.operations.insert(0, injected);
@@ -468,7 +470,7 @@ impl Injected<'_> {
             let value = json!({ "name": variable, "valueFrom": { "fieldRef": { "fieldPath": field_path } } });
             program.operation(format!(
                 "[{}]",
-                super::add(&path, &literal::value(&value, self.field)?)
+                program::add(&path, &literal::value(&value, self.field)?)
             ));
         }
         Ok(())
@@ -591,7 +593,7 @@ fn add_volumes(set: &Selected<'_>, program: &mut Program) -> Result<(), Unsuppor
         let field = format!("spec.volumes[{at}]");
         let volume = typed::checked::<Volume>((*volume).clone(), &field)?;
         let volume = program.variable(format!("volume{at}"), literal::value(&volume, &field)?);
-        let add = super::add("'/spec/volumes/-'", &volume);
+        let add = program::add("'/spec/volumes/-'", &volume);
         program.operation(format!(
             "{} in variables.volumeNames ? [] : [{add}]",
             string(&name)
@@ -619,7 +621,7 @@ fn add_pull_secrets(set: &Selected<'_>, program: &mut Program) -> Result<(), Uns
         let secret = typed::checked::<LocalObjectReference>(secret.clone(), &field)?;
         let name = secret["name"].as_str().unwrap_or_default();
         if seen.insert(name.to_owned()) {
-            let add = super::add("'/spec/imagePullSecrets/-'", &literal::value(&secret, &field)?);
+            let add = program::add("'/spec/imagePullSecrets/-'", &literal::value(&secret, &field)?);
             program.operation(format!(
                 "{} in variables.pullSecretNames ? [] : [{add}]",
                 string(name)

@@ -3,7 +3,7 @@
 use kruise_api::cel::string;
 use serde_json::Value;
 
-use super::Unsupported;
+use super::error::Unsupported;
 
 /// Larger integers are floating-point numbers after the policy, which the API server refuses with status 500.
 const MAX_INTEGER: u64 = 1 << 53;

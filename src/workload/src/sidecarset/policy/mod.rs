@@ -26,10 +26,6 @@
 //! `literal` and `typed` keep what the user wrote from becoming code, or an object that the API server cannot read;
 //! `sets` decides which sets apply to a Pod, `containers`, `resources` and `annotations` what they write.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-
-use k8s_openapi::api::apps::v1::ControllerRevision;
 use serde_json::{Value, json};
 
 use kruise_api::pod_webhooks::{PodSelectors, failure_policy, new_pods};
@@ -39,7 +35,10 @@ use super::set::SetView;
 
 mod annotations;
 mod containers;
+mod error;
 mod literal;
+mod options;
+mod program;
 mod records;
 mod resources;
 mod selector;
@@ -47,44 +46,15 @@ mod sets;
 pub(crate) mod typed;
 mod undo;
 
+pub use error::Unsupported;
+pub use options::Options;
+use program::Program;
 pub use undo::undo;
 
 /// Characters of an expression; the API server allows 100 000.
 const MAX_EXPRESSION: usize = 90_000;
 /// Bytes of a policy; etcd stores 1.5 MiB.
 const MAX_POLICY: usize = 1 << 20;
-
-/// What a policy depends on besides its set.
-#[derive(Clone, Copy, Debug)]
-pub struct Options<'a> {
-    /// Namespace of the installation: its Pods are not injected.
-    pub namespace: &'a str,
-    /// Sorts the injected containers by name (gate `EnableSortSidecarContainerByName`). Init containers always are.
-    pub sort_containers: bool,
-    /// All SidecarSets, in any order: canaries, places and annotations of one depend on the others.
-    pub sets: &'a [SetView<'a>],
-    /// The ControllerRevisions of SidecarSets, as far as sets name them.
-    pub revisions: &'a [Arc<ControllerRevision>],
-}
-
-/// Why a set has no policy: it needs the webhook.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field} {why}")]
-pub struct Unsupported {
-    /// Path of the field, as `spec.containers[0].args`.
-    pub field: String,
-    /// What a policy cannot do, or what is wrong.
-    pub why: String,
-}
-
-impl Unsupported {
-    fn new(field: &str, why: impl std::fmt::Display) -> Self {
-        Self {
-            field: field.to_owned(),
-            why: why.to_string(),
-        }
-    }
-}
 
 /// The policies of a set with their bindings, as JSON; none if the set injects nothing. They have the label
 /// [`keys::SIDECAR_SET_NAME`].
@@ -195,60 +165,6 @@ fn check_size(expression: &str) -> Result<(), Unsupported> {
         ));
     }
     Ok(())
-}
-
-/// What a policy computes and writes.
-#[derive(Debug, Default)]
-struct Program {
-    /// Name and expression; each may use those before it.
-    variables: Vec<(String, String)>,
-    /// Expressions of lists of JSON patch operations.
-    operations: Vec<String>,
-    /// Other sets for which there is a variable.
-    peers: BTreeSet<usize>,
-    /// Expressions with names of containers whose environment there is a variable for.
-    sources: Vec<String>,
-}
-
-impl Program {
-    /// Adds a variable; returns the expression that refers to it.
-    fn variable(&mut self, name: impl Into<String>, expression: impl Into<String>) -> String {
-        let name = name.into();
-        let reference = format!("variables.{name}");
-        self.variables.push((name, expression.into()));
-        reference
-    }
-
-    fn operation(&mut self, operations: impl Into<String>) {
-        self.operations.push(operations.into());
-    }
-
-    /// The environment of the container of this name, an expression.
-    fn env_of(&mut self, source: String) -> String {
-        let known = self.sources.iter().position(|one| *one == source);
-        let at = known.unwrap_or(self.sources.len());
-        let name = format!("env{at}");
-        if known.is_some() {
-            return format!("variables.{name}");
-        }
-        let env = format!("variables.env.filter(e, e.container == {source})");
-        self.sources.push(source);
-        self.variable(name, env)
-    }
-
-    /// Whether another set applies to the Pod.
-    fn peer(&mut self, at: usize, peers: &sets::Peers<'_>) -> String {
-        let name = format!("peer{at}");
-        if self.peers.insert(at) {
-            return self.variable(name, peers.active(at));
-        }
-        format!("variables.{name}")
-    }
-}
-
-/// An operation that adds a value; both are expressions.
-fn add(path: &str, value: &str) -> String {
-    format!("JSONPatch{{op: 'add', path: {path}, value: {value}}}")
 }
 
 #[cfg(test)]

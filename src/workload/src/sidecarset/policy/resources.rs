@@ -3,7 +3,8 @@
 
 use kruise_api::sidecarset::ResourcesPolicy;
 
-use super::{Program, Unsupported, add};
+use super::error::Unsupported;
+use super::program::{Program, add};
 use crate::sidecarset::resources::expression::{Arithmetic, parse, variable};
 use crate::sidecarset::resources::{ExpressionError, Quantity, Resource, target_regex};
 use kruise_api::cel::string;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::selector::is_empty;
 
+use super::error::Unsupported;
+use super::options::Options;
 use super::selector::selects;
-use super::{Options, Unsupported};
 use crate::sidecarset::inject::candidates::Scope;
 use crate::sidecarset::inject::revision::{Selected, find, percentage, restore};
 use crate::sidecarset::overlap::are_disjoint;

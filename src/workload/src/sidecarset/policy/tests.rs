@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used)]
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use proptest::prelude::*;
 use serde::Deserialize;
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::Unsupported;
+use super::error::Unsupported;
 use crate::in_place::quantity;
 
 /// The value without nulls and empty lists, if it is a `T`.
