@@ -7,7 +7,7 @@ use kruise_api::validation::FieldErrors;
 use serde_json::{Value, json};
 
 use super::Request;
-use super::containers::{names, names_in_pod};
+use super::container_names::{names, names_in_pod};
 use super::metadata::base_of_canary;
 use super::patch_metadata::keys;
 use super::read::{as_text, items};

@@ -1,13 +1,11 @@
 //! The containers, as far as they are more than those of a Pod.
 
-use std::borrow::Cow;
-
 use kruise_api::validation::{FieldErrors, labels};
 use serde_json::Value;
 
-use super::read::{as_text, items, list, object, text};
+use super::container_names::is_native_sidecar;
+use super::read::{as_text, list, object, text};
 use super::{pod, resources_policy};
-use crate::sidecarset::recorded::hot_upgrade_names;
 
 pub(super) fn check(spec: &Value, errors: &mut FieldErrors) {
     let init_containers = list(&spec["initContainers"], "spec.initContainers", errors);
@@ -35,11 +33,6 @@ pub(super) fn check(spec: &Value, errors: &mut FieldErrors) {
         policies.check(container, &format!("spec[{at}].resourcesPolicy"), errors);
     }
     pod::check(init_containers, containers, &spec["volumes"], errors);
-}
-
-/// Whether an init container runs as long as the Pod.
-pub(super) fn is_native_sidecar(container: &Value) -> bool {
-    container["restartPolicy"] == "Always"
 }
 
 fn check_policies(container: &Value, errors: &mut FieldErrors) {
@@ -103,19 +96,4 @@ fn check_field_reference(reference: &Value, field: &str, errors: &mut FieldError
 /// The parts of `path['subscript']`.
 fn split_subscript(path: &str) -> Option<(&str, &str)> {
     path.strip_suffix("']")?.split_once("['")
-}
-
-/// Names of containers or volumes.
-pub(super) fn names(list: &Value) -> impl Iterator<Item = &str> {
-    items(list).iter().map(|item| as_text(&item["name"]))
-}
-
-/// Names in the Pod of a container of `containers`, or of `initContainers`: two with hot upgrade.
-pub(super) fn names_in_pod(container: &Value, is_init: bool) -> Vec<Cow<'_, str>> {
-    let name = as_text(&container["name"]);
-    let is_hot = container["upgradeStrategy"]["upgradeType"] == "HotUpgrade";
-    if is_hot && (!is_init || is_native_sidecar(container)) {
-        return hot_upgrade_names(name).map(Cow::Owned).into();
-    }
-    vec![Cow::Borrowed(name)]
 }

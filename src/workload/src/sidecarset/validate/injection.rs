@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kruise_api::validation::{FieldErrors, launch_priority};
 use serde_json::Value;
 
-use super::containers::{names, names_in_pod};
+use super::container_names::{names, names_in_pod};
 use super::read::{as_text, items};
 
 /// Finds launch priorities that are not numbers, except in containers whose environment is stored so: a set of

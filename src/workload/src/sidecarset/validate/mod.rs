@@ -8,6 +8,7 @@
 //! wrong types in fields that are not checked here.
 
 mod conflicts;
+mod container_names;
 mod containers;
 mod injection;
 mod metadata;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use kruise_api::validation::{FieldErrors, labels};
 use serde_json::Value;
 
-use super::containers::is_native_sidecar;
+use super::container_names::is_native_sidecar;
 use super::read::{as_text, int32, items, list, text};
 use super::spec::{check_selector, is_empty};
 

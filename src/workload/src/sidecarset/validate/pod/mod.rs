@@ -14,7 +14,7 @@ use kruise_api::names;
 use kruise_api::validation::FieldErrors;
 use serde_json::Value;
 
-use super::containers::{is_native_sidecar, names_in_pod};
+use super::container_names::{is_native_sidecar, names_in_pod};
 use super::read::{as_text, list, object, text};
 
 pub(super) fn check(
