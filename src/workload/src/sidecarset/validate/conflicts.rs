@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use kruise_api::validation::FieldErrors;
 use serde_json::{Value, json};
 
-use super::Request;
 use super::container_names::{names, names_in_pod};
 use super::metadata::base_of_canary;
 use super::patch_metadata::keys;
 use super::read::{as_text, items};
+use super::request::Request;
 
 /// What a SidecarSet claims for its Pods.
 struct Claims<'a> {

@@ -4,8 +4,8 @@ use kruise_api::keys;
 use kruise_api::validation::{FieldErrors, labels};
 use serde_json::{Value, json};
 
-use super::Request;
 use super::read::{as_text, text};
+use super::request::Request;
 
 /// Bytes of a name: it is the value of a label.
 const MAX_NAME_LENGTH: usize = 63;

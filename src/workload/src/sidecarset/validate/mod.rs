@@ -15,6 +15,7 @@ mod metadata;
 mod patch_metadata;
 mod pod;
 mod read;
+mod request;
 mod resources_policy;
 mod spec;
 mod update;
@@ -27,17 +28,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::sidecarset::overlap::Scope;
-
-/// A ControllerRevision in the namespace of the controller.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Revision<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// Its label `kruise.io/sidecarset-name`: the SidecarSet that it belongs to.
-    pub sidecar_set: &'a str,
-    /// Its label `apps.kruise.io/sidecarset-custom-version`.
-    pub custom_version: Option<&'a str>,
-}
+pub use request::{Request, Revision};
 
 /// Which stored SidecarSets matter for a set: few of many.
 #[derive(Debug)]
@@ -62,23 +53,6 @@ impl<'a> Concerned<'a> {
         let overlaps = |scope: &Scope| Scope::of(spec).is_some_and(|other| other.overlaps(scope));
         self.base == Some(name) || self.scope.as_ref().is_some_and(overlaps)
     }
-}
-
-/// What a review is decided by. Objects are in v1beta1.
-#[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
-    /// The SidecarSet after its defaults.
-    pub set: &'a Value,
-    /// The stored one, for updates.
-    pub old: Option<&'a Value>,
-    /// The stored SidecarSets that are [`Concerned`]. One with the name of `set` is taken for its stored version.
-    pub stored: &'a [&'a Value],
-    /// All ControllerRevisions of SidecarSets.
-    pub revisions: &'a [Revision<'a>],
-    /// Value of the whitelist for `patchPodMetadata` in the ConfigMap; `None` if there is none.
-    pub whitelist: Option<&'a str>,
-    /// Whether `patchPodMetadata` is allowed without a whitelist (gate `SidecarSetPatchPodMetadataDefaultsAllowed`).
-    pub patch_metadata_allowed: bool,
 }
 
 /// The errors of a SidecarSet.

@@ -6,7 +6,8 @@ use kruise_api::validation::{FieldErrors, labels};
 use serde_json::Value;
 
 use super::read::{list, text};
-use super::{Request, whitelist};
+use super::request::Request;
+use super::whitelist;
 
 const FIELD: &str = "spec.patchPodMetadata";
 

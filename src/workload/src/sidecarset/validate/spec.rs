@@ -4,7 +4,7 @@ use kruise_api::validation::{FieldErrors, labels};
 use serde_json::Value;
 
 use super::read::{as_text, text};
-use super::{Request, Revision};
+use super::request::{Request, Revision};
 
 pub(super) fn check(request: &Request, errors: &mut FieldErrors) {
     let spec = &request.set["spec"];

@@ -8,7 +8,7 @@ use kruise_api::selector;
 use regex::{RegexSet, RegexSetBuilder};
 use serde::Deserialize;
 
-use super::Request;
+use super::request::Request;
 
 /// Bytes that all regular expressions may take when compiled.
 const MAX_REGEX_BYTES: usize = 8 << 20;
