@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::Api;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::observe;
 use super::plan::{
@@ -15,6 +15,7 @@ use crate::live::{self, LiveState};
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
 };
+use kruise_api::json::set;
 use kruise_api::time::truncate_to_second;
 use kruise_cluster::write::Stored;
 use kruise_cluster::{self as cluster, Cluster, Key, write};
@@ -58,7 +59,7 @@ pub async fn read_request(cluster: &Cluster, request: &RecreateRequest) -> Statu
     }
 }
 
-/// Our own fields, and the conditions if one of ours changes.
+/// The status with its conditions, on top of the version that it was decided on.
 fn status_patch(write: &StatusWrite, node: &str, now: Timestamp) -> Value {
     let request = &write.request;
     let mut status = write.status.clone();
@@ -70,21 +71,10 @@ fn status_patch(write: &StatusWrite, node: &str, now: Timestamp) -> Value {
         (None, Some(reason)) => status.set_waiting(reason, status.message.clone().unwrap_or_default(), now),
         _ => status.set_final_condition(node),
     }
-    let mut fields = Map::new();
-    let mut set = |field: &str, value: Value| fields.insert(field.to_owned(), value);
-    set("phase", json!(status.phase));
-    set("message", json!(status.message));
-    set("containerRecreateStates", json!(status.container_recreate_states));
-    if let Some(at) = &status.completion_time {
-        set("completionTime", json!(at));
-    }
-    if status.conditions != request.status.conditions {
-        set("conditions", json!(status.conditions));
-    }
-    if !status.container_status_snapshot.is_empty() {
-        set("containerStatusSnapshot", json!(status.container_status_snapshot));
-    }
-    json!({"metadata": {"resourceVersion": request.resource_version}, "status": fields})
+    let mut patch = write::status_patch(&request.uid, &status, ["message", "conditions"]);
+    let version = json!(request.resource_version);
+    set(&mut patch, &["metadata", "resourceVersion"], version);
+    patch
 }
 
 /// Replaces the rows of a Pod in the control API.
@@ -269,7 +259,10 @@ mod tests {
         assert_eq!(condition["message"], written["status"]["message"]);
 
         let conditions = written["status"]["conditions"].clone();
-        let mut waiting = RecreateRequest::default();
+        let mut waiting = RecreateRequest {
+            resource_version: "7".to_owned(),
+            ..RecreateRequest::default()
+        };
         waiting.status.conditions = serde_json::from_value(conditions.clone()).unwrap_or_default();
         let later = Timestamp::UNIX_EPOCH + SignedDuration::from_hours(1);
         let next_write = write(waiting.clone(), Some("behind another one".to_owned()), reason);
@@ -282,6 +275,10 @@ mod tests {
         );
 
         let written = status_patch(&write(waiting, None, None), "n", Timestamp::UNIX_EPOCH);
-        assert_eq!(written["status"]["conditions"], json!([]));
+        let version_and_conditions = |written: &Value| {
+            let version = written["metadata"]["resourceVersion"].clone();
+            (version, written["status"].get("conditions").cloned())
+        };
+        assert_eq!(version_and_conditions(&written), (json!("7"), Some(Value::Null)));
     }
 }
