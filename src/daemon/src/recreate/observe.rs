@@ -10,8 +10,7 @@ use tokio::time::timeout;
 
 use super::RecreateContext;
 use super::plan::{
-    Clocks, ObservedContainer, PodObservation, RecreateRequest, RequestedContainer, RunState,
-    RuntimeObservation,
+    ObservedContainer, PodObservation, RecreateRequest, RequestedContainer, RunState, RuntimeObservation,
 };
 use super::runtime_queue::ObserveLimit;
 use crate::live::RestartStatus;
@@ -113,7 +112,6 @@ impl RuntimeObserver {
         shared: &RecreateContext,
         pod: &NodePod,
         requests: &[Arc<RecreateRequest>],
-        now: Clocks,
         limit: ObserveLimit,
     ) -> RuntimeObservation {
         let scheme = match runtime_scheme(pod, requests) {
@@ -121,7 +119,7 @@ impl RuntimeObserver {
             Err(observation) => return observation,
         };
         let Some(runtime) = shared.ctx.runtimes.by_name(&scheme) else {
-            return self.runtime_missing(shared, &scheme, now);
+            return self.runtime_missing(shared, &scheme);
         };
         self.runtime_missing_since = None;
         self.runtime = Some(Arc::clone(&runtime));
@@ -132,8 +130,9 @@ impl RuntimeObserver {
         }
     }
 
-    fn runtime_missing(&mut self, shared: &RecreateContext, scheme: &str, now: Clocks) -> RuntimeObservation {
+    fn runtime_missing(&mut self, shared: &RecreateContext, scheme: &str) -> RuntimeObservation {
         self.runtime = None;
+        let now = shared.now();
         let health = shared.ctx.runtimes.health();
         let healthy = health.iter().filter(|socket| socket.healthy);
         let others: Vec<&str> = healthy

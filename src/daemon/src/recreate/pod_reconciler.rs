@@ -165,12 +165,8 @@ impl PodReconciler {
     async fn observe(&mut self, requests: Vec<Arc<RecreateRequest>>) -> Observed {
         let limit = ObserveLimit::for_requests(&requests, self.shared.now());
         let mut pod_observation = observe::observe_pod(&self.shared, &self.key, &requests, limit).await;
-        let now = self.shared.now();
         let mut runtime_observation = match &pod_observation {
-            PodObservation::Present(view) => {
-                let observer = &mut self.observer;
-                observer.observe(&self.shared, view, &requests, now, limit).await
-            }
+            PodObservation::Present(pod) => self.observer.observe(&self.shared, pod, &requests, limit).await,
             _ => RuntimeObservation::Unknown("the Pod is not known".to_owned()),
         };
         // Events of the tasks meanwhile may be newer or older than the observation. Either is valid, because a
