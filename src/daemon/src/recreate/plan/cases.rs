@@ -319,6 +319,47 @@ fn unready_grace_period_is_waited_for() {
     assert_eq!(stopped, unready_at + 5_000);
 }
 
+/// The Pod of that name is another one now.
+fn replace_pod(observed: &mut Observed) {
+    if let PodObservation::Present(pod) = &mut observed.pod {
+        Arc::make_mut(pod).uid = "another".into();
+    }
+}
+
+/// Otherwise requests for the new Pod would wait for it, for as long as the grace period.
+#[test]
+fn hook_is_cancelled_when_another_pod_has_the_name() {
+    let with_deadline = RecreateRequest {
+        deadline_seconds: Some(5),
+        ..request("one", &["a"])
+    };
+    let mut world = FakeNode::new(
+        vec![fake_container("a", 0, 0, 0, Some(20_000))],
+        vec![(0, with_deadline)],
+    );
+    assert!(!world.run(6_000), "the hook runs");
+    let mut observed = world.observe();
+    assert!(plan(&observed, world.clocks()).cancel.is_empty());
+    replace_pod(&mut observed);
+    assert_eq!(plan(&observed, world.clocks()).cancel.len(), 1);
+}
+
+#[test]
+fn container_of_another_pod_is_not_the_new_one() {
+    let mut world = FakeNode::new(vec![fake_container("a", 0, 0, 0, None)], vec![]);
+    let mut request = request("one", &["a"]);
+    request.created_at = super::fake_node::start_time();
+    world.requests.push(request);
+    let mut observed = world.observe();
+    replace_pod(&mut observed);
+    let write = plan(&observed, world.clocks()).writes.remove(0);
+    let state = &write.status.container_recreate_states[0];
+    assert_eq!(
+        (&write.status.phase, &state.phase),
+        (&Phase::Completed, &Phase::Failed)
+    );
+}
+
 #[test]
 fn unknown_phase_of_a_container_is_not_written_back() {
     let mut request = request("one", &["a"]);

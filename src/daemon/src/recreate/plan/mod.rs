@@ -69,10 +69,10 @@ pub fn plan(observed: &Observed, now: Clocks) -> Plan {
 /// A started stop is finished, even if its request has ended. Cancelled are only stops that still wait for a slot,
 /// those that a container no longer needs, and all stops in a Pod that kubelet ends.
 fn plan_cancellations(plan: &mut Plan, observed: &Observed, turns: &[(Arc<RecreateRequest>, RequestTurn)]) {
-    let pod_ends = match &observed.pod {
-        PodObservation::NotFound => true,
-        PodObservation::Present(pod) => pod.terminating,
-        PodObservation::Unknown(_) => false,
+    let pod_ends = |key: &ContainerKey| {
+        let mut requests = observed.requests.iter();
+        let request = requests.find(|request| request.uid == key.request_uid);
+        request.is_some_and(|request| observed.is_pod_deleted(request))
     };
     let is_done = |key: &ContainerKey| {
         let progress = plan.progress.get(&key.request_uid);
@@ -83,8 +83,8 @@ fn plan_cancellations(plan: &mut Plan, observed: &Observed, turns: &[(Arc<Recrea
         let turn = turns.iter().find(|(request, _)| request.uid == key.request_uid);
         match turn.map(|(_, turn)| turn) {
             Some(RequestTurn::Next) => is_done(key),
-            Some(RequestTurn::Over(EndReason::PodDeleted | EndReason::NoRuntime(_))) => true,
-            _ => pod_ends || attempt.stage == StopStage::Queued,
+            Some(RequestTurn::Over(EndReason::NoRuntime(_))) => true,
+            _ => pod_ends(key) || attempt.stage == StopStage::Queued,
         }
     };
     let attempts = observed.state.attempts.iter();
@@ -227,10 +227,8 @@ fn end_request(
     reason: &EndReason,
     now: Clocks,
 ) {
-    let containers = match &observed.pod {
-        PodObservation::Present(pod) => evaluate(observed, request, pod, now, true),
-        _ => Vec::new(),
-    };
+    let pod = observed.pod_of(request);
+    let containers = pod.map_or_else(Vec::new, |pod| evaluate(observed, request, pod, now, true));
     plan.writes
         .extend(status::ended(request, observed, &containers, Some(reason), now));
 }

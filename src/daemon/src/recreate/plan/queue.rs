@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use super::steps::WaitReason;
 use super::time;
-use super::types::{
-    Clocks, Observed, PodObservation, RecreateRequest, RecreateState, RuntimeObservation, StopStage,
-};
+use super::types::{Clocks, Observed, RecreateRequest, RecreateState, RuntimeObservation, StopStage};
 use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
 use kruise_api::container_recreate_request::{DEADLINE_MESSAGE, NO_RUNTIME_PREFIX, POD_GONE_MESSAGE};
 
@@ -92,15 +90,8 @@ fn end_reason(observed: &Observed, request: &RecreateRequest, now: Clocks) -> Op
     if time::deadline(request).is_some_and(|at| now.api >= at) {
         return Some(EndReason::Deadline);
     }
-    let pod_deleted = match &observed.pod {
-        PodObservation::NotFound => true,
-        PodObservation::Present(pod) => {
-            pod.terminating || request.pod_uid.as_ref().is_some_and(|uid| *uid != pod.uid)
-        }
-        PodObservation::Unknown(_) => false,
-    };
     match &observed.runtime {
-        _ if pod_deleted => Some(EndReason::PodDeleted),
+        _ if observed.is_pod_deleted(request) => Some(EndReason::PodDeleted),
         RuntimeObservation::Unavailable(why) => Some(EndReason::NoRuntime(why.clone())),
         _ => None,
     }

@@ -224,6 +224,25 @@ pub struct Observed {
     pub state: RecreateState,
 }
 
+impl Observed {
+    /// The Pod, unless another one than the request's has its name now.
+    #[must_use]
+    pub fn pod_of(&self, request: &RecreateRequest) -> Option<&NodePod> {
+        let PodObservation::Present(pod) = &self.pod else {
+            return None;
+        };
+        let intended = request.pod_uid.as_ref();
+        intended.is_none_or(|uid| *uid == pod.uid).then_some(&**pod)
+    }
+
+    /// Whether the Pod of the request is deleted or terminating.
+    #[must_use]
+    pub fn is_pod_deleted(&self, request: &RecreateRequest) -> bool {
+        let is_known = !matches!(self.pod, PodObservation::Unknown(_));
+        is_known && self.pod_of(request).is_none_or(|pod| pod.terminating)
+    }
+}
+
 /// What to do about one Pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
