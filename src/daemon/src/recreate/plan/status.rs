@@ -181,7 +181,7 @@ fn urgency(stored: &Status, desired: &Status) -> Option<Urgency> {
     (messages(stored) != messages(desired)).then_some(Urgency::IfUnchanged)
 }
 
-/// What a status says besides its messages.
+/// What a status says apart from its messages.
 fn steps(status: &Status) -> (&Phase, Vec<(&str, &Phase, bool, bool)>) {
     let states = status.container_recreate_states.iter().map(|state| {
         let message = state.message.as_deref().unwrap_or_default();
