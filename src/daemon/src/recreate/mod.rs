@@ -288,7 +288,7 @@ mod tests {
                 .collect();
             let deadline = shared.started_at.elapsed() + deadline;
             let (task, mut event_rx) = stop_task(&shared, Some(deadline));
-            let stop = tokio::spawn(act::run(task, None));
+            let stop = tokio::spawn(act::run(task));
             tokio::time::sleep(hours(25)).await;
             drop(slots);
             stop.await.unwrap();
@@ -306,7 +306,7 @@ mod tests {
     async fn panicking_container_stop_is_retried() {
         let (shared, _) = node_with_panicking_runtime();
         let (task, mut event_rx) = stop_task(&shared, None);
-        act::run(task, shared.ctx.stop_slots.try_acquire("team")).await;
+        act::run(task).await;
         let mut last = None;
         while let Ok(event) = event_rx.try_recv() {
             last = Some(event.kind);

@@ -14,8 +14,8 @@ use super::RecreateContext;
 use super::act::{self, StopTask, TaskEvent, TaskEventKind};
 use super::observe::{self, RuntimeObserver};
 use super::plan::{
-    self, Clocks, Observed, Plan, PodObservation, RecreateRequest, RecreateState, RuntimeObservation,
-    StatusWrite, StopAction, StopAttempt, StopStage,
+    self, Observed, Plan, PodObservation, RecreateRequest, RecreateState, RuntimeObservation, StatusWrite,
+    StopAction, StopAttempt, StopStage,
 };
 use super::report;
 use super::runtime_queue::ObserveLimit;
@@ -169,9 +169,6 @@ impl PodReconciler {
             PodObservation::Present(pod) => self.observer.observe(&self.shared, pod, &requests, limit).await,
             _ => RuntimeObservation::Unknown("the Pod is not known".to_owned()),
         };
-        // Events of the tasks meanwhile may be newer or older than the observation. Either is valid, because a
-        // container is identified by its ID.
-        self.handle_events();
         if let (PodObservation::Present(observed_pod), RuntimeObservation::Listed { .. }) =
             (&pod_observation, &runtime_observation)
         {
@@ -182,6 +179,9 @@ impl PodReconciler {
                     RuntimeObservation::Unknown("the Pod has changed since the runtime answered".to_owned());
             }
         }
+        // Events of the tasks meanwhile may be newer or older than the observation. Either is valid, because a
+        // container is identified by its ID. The plan must follow without an await: a stop may begin meanwhile.
+        self.handle_events();
         let requests = self.refresh_requests(&requests);
         observe::mark_restarts(&mut runtime_observation, &self.shared.ctx.live.restarts.borrow());
         Observed {
@@ -206,7 +206,7 @@ impl PodReconciler {
         let now = self.shared.now();
         let plan = loop {
             let plan = plan::plan(&observed, now);
-            let acted = self.apply(&observed, &plan, now);
+            let acted = self.apply(&observed, &plan);
             observed.state = self.state.clone();
             if !acted {
                 break plan;
@@ -246,7 +246,7 @@ impl PodReconciler {
     }
 
     /// Acts on a plan. Returns whether the state has changed, so that a new plan is needed.
-    fn apply(&mut self, observed: &Observed, plan: &Plan, now: Clocks) -> bool {
+    fn apply(&mut self, observed: &Observed, plan: &Plan) -> bool {
         for key in &plan.cancel {
             if let Some(handle) = self.abort_handles.remove(key) {
                 handle.abort();
@@ -268,7 +268,7 @@ impl PodReconciler {
                 action: action.clone(),
                 event_tx: self.event_tx.clone(),
             };
-            self.start_stop(task, now);
+            self.start_stop(task);
         }
         !plan.stops.is_empty()
     }
@@ -307,28 +307,20 @@ impl PodReconciler {
         events.publish(object, type_, reason, "Recreating", note);
     }
 
-    fn start_stop(&mut self, task: StopTask, now: Clocks) {
-        let slot = self.shared.ctx.stop_slots.try_acquire(&task.pod.namespace);
+    fn start_stop(&mut self, task: StopTask) {
         let key = task.action.key.clone();
-        let run_hook = task.action.run_hook;
         let previous = self.state.attempts.get(&key);
         let attempt = StopAttempt {
             request_name: task.action.request_name.clone(),
-            started_at: previous
-                .and_then(|attempt| attempt.started_at)
-                .or_else(|| slot.is_some().then_some(now.mono)),
-            hook_done: !run_hook,
+            started_at: previous.and_then(|attempt| attempt.started_at),
+            hook_done: !task.action.run_hook,
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
             failures: previous.map(|attempt| attempt.failures).unwrap_or_default(),
-            stage: match slot {
-                None => StopStage::Queued,
-                Some(_) if run_hook => StopStage::Hook,
-                Some(_) => StopStage::Stopping,
-            },
+            stage: StopStage::Queued,
             in_progress: true,
         };
         self.state.attempts.insert(key.clone(), attempt);
-        let handle = self.stop_tasks.spawn(act::run(task, slot));
+        let handle = self.stop_tasks.spawn(act::run(task));
         self.abort_handles.insert(key, handle);
     }
 
