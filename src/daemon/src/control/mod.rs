@@ -8,6 +8,8 @@ mod render;
 mod server;
 pub mod status;
 mod to_proto;
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
+pub mod v1;
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -18,12 +20,6 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 
 use super::live::LiveState;
-
-/// The generated messages and stubs.
-#[allow(missing_docs, clippy::all, clippy::pedantic)]
-pub mod v1 {
-    tonic::include_proto!("kruise.node.v1");
-}
 
 /// Default path of the socket.
 pub const DEFAULT_SOCKET: &str = "/run/kruise/control.sock";

@@ -1,0 +1,3 @@
+//! The generated messages and stubs.
+
+tonic::include_proto!("kruise.node.v1");
