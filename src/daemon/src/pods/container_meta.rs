@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1 as core;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{Error, MAX_CONTAINERS, MAX_ENV_BYTES, raw};
-
+use super::error::{Error, MAX_CONTAINERS, MAX_ENV_BYTES};
+use super::raw;
 use kruise_api::container_hash::{self, PodMetadata};
 use kruise_api::in_place::RuntimeContainerMetaSet;
 use kruise_api::{GROUP, keys};

@@ -5,6 +5,7 @@
 //! read, before the next one.
 
 mod container_meta;
+mod error;
 mod raw;
 mod restart_policy;
 
@@ -26,6 +27,7 @@ use kruise_cluster::{Cluster, ObjectView, Store};
 use kruise_cri::Runtimes;
 
 pub use container_meta::{DesiredContainer, EnvVar, PodContainerMeta};
+use error::{Error, MAX_CONTAINERS, MAX_HOOK_BYTES};
 use kruise_api::restart_policy::{ALL_CONTAINERS_RESTARTING, RawRestartRule};
 pub use kruise_api::restart_policy::{RestartPolicy, RestartRule};
 
@@ -157,31 +159,6 @@ const POD_NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 
 /// Annotation of a mirror Pod: the UID of the static Pod in the runtime.
 const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
-
-/// More containers than kubelet could run; each takes some hundred bytes.
-const MAX_CONTAINERS: usize = 500;
-/// Maximum bytes of all preStop hooks of a Pod, as JSON.
-const MAX_HOOK_BYTES: usize = 64 << 10;
-/// Maximum bytes of all variables that a Pod's containers take from labels and annotations: the same annotation can be
-/// referenced thousands of times.
-const MAX_ENV_BYTES: usize = 256 << 10;
-
-/// Why a Pod is rejected: its author could make it so large that the daemon
-/// could not read other Pods of the node.
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error(transparent)]
-    Json(#[from] serde_json::Error),
-    #[error("it has more than {} containers", MAX_CONTAINERS)]
-    TooManyContainers,
-    #[error("its preStop hooks have more than {} bytes", MAX_HOOK_BYTES)]
-    HooksTooLarge,
-    #[error(
-        "the environment that it takes from labels and annotations has more than {} bytes",
-        MAX_ENV_BYTES
-    )]
-    EnvironmentTooLarge,
-}
 
 /// A store of the Pods on `node`, and the task that keeps it up to date. What runs shows which runtime kubelet uses.
 pub fn watch(
