@@ -1,7 +1,6 @@
 //! The reconcile loop: receives events, calls [`super::plan`], acts and reports.
 
 use std::collections::{BTreeMap, HashMap};
-use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::node_credentials::service_accounts::ServiceAccounts;
 use super::node_credentials::{LOOKUP_TIMEOUT, NodeCredentials, shown_account_problems};
 use super::observe::{self, ObservedNodeImage};
-use super::pins::{PIN_TIMEOUT, PinRequests};
+use super::pins::{PIN_TIMEOUT, PinRequests, sleep_or_pend};
 use super::plan::board::AttemptOutcome;
 use super::plan::publish::{self, StatusPublisher, WriteTime};
 use super::plan::service_accounts::tag_accounts;
@@ -596,13 +595,6 @@ async fn pull_tag(
         act::run_attempt(runtime.as_ref(), &attempt, watched, on_progress).await,
         &secrets,
     )
-}
-
-pub(super) async fn sleep_or_pend(duration: Option<Duration>) {
-    match duration {
-        Some(time) => sleep(time).await,
-        None => pending().await,
-    }
 }
 
 #[cfg(test)]

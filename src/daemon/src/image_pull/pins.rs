@@ -6,6 +6,7 @@
 //! The runtime stores each pin with its end, so that a later daemon ends it.
 
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +14,6 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::controller::sleep_or_pend;
 use super::plan::{AttemptResult, PullSpec, TagKey};
 use crate::Context;
 use kruise_cluster::clock::{Clock, duration_until};
@@ -226,6 +226,14 @@ pub(super) async fn run(ctx: &Context, requests: &PinRequests) {
             () = requests.added.notified() => {}
             Ok(()) = runtimes.changed() => {}
         }
+    }
+}
+
+/// Sleeps, forever without a duration.
+pub(super) async fn sleep_or_pend(duration: Option<Duration>) {
+    match duration {
+        Some(time) => sleep(time).await,
+        None => pending().await,
     }
 }
 
