@@ -13,13 +13,12 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
-use super::NAME;
 use super::handler::{self, ProbeTarget};
 use super::plan::{
     Handler, Now, ObservedContainer, Outcome, ProbeBoard, ProbeKey, ProbeStart, StatusChange, Transition,
     status_change,
 };
-use super::spec;
+use super::spec::{self, NAME};
 use crate::Context;
 use crate::pods::NodePod;
 use kruise_api::backoff::Backoff;

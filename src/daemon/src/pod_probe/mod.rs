@@ -20,9 +20,6 @@ use super::pods::NodePod;
 use kruise_api::node_pod_probe::NodePodProbe;
 use kruise_cluster::Store;
 
-/// The controller's name in logs and in liveness.
-const NAME: &str = "pod probe";
-
 /// Probes until shutdown; `pods` is the store of this node's Pods. Without the CRD, or the role, there is nothing to do.
 pub async fn run(mut ctx: Context, pods: Store<NodePod>) {
     // OpenKruise's source component of these events; clients may use it in field selectors.

@@ -12,6 +12,9 @@ use kruise_api::node_pod_probe::{MAX_PROBES_OF_POD, NodePodProbeSpec};
 use kruise_cluster::Key;
 use kruise_ops::panics::catch_panic_sync;
 
+/// The controller's name in logs and in liveness.
+pub(super) const NAME: &str = "pod probe";
+
 /// The probes; of several with one name in a Pod the first counts. One that panics is not probed, and shows that.
 pub fn parse(spec: &NodePodProbeSpec) -> BTreeMap<ProbeKey, ProbeSpec> {
     let mut probes = BTreeMap::new();
@@ -22,7 +25,7 @@ pub fn parse(spec: &NodePodProbeSpec) -> BTreeMap<ProbeKey, ProbeSpec> {
                 uid: pod.uid.clone(),
                 name: probe.name.clone(),
             };
-            let parsed = catch_panic_sync(super::NAME, format_args!("{key}: spec"), || {
+            let parsed = catch_panic_sync(NAME, format_args!("{key}: spec"), || {
                 probe_spec(&probe.container_name, &probe.probe)
             });
             let mut parsed = parsed.unwrap_or_else(|panicked| ProbeSpec {
