@@ -8,7 +8,9 @@ use kube::Api;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Error, MetaController, observe};
+use super::context::{MetaController, NAME};
+use super::error::Error;
+use super::observe;
 use crate::hook;
 use crate::pods::{MIN_GRACE_PERIOD, NodePod, bounded_seconds};
 use kruise_api::in_place::RuntimeContainerMetaSet;
@@ -84,11 +86,7 @@ async fn stop_container(
         "restart of container {name} of Pod {}/{}",
         pod.namespace, pod.name
     );
-    let _progress = shared
-        .ctx
-        .health
-        .progress
-        .begin(super::NAME, description, timeout);
+    let _progress = shared.ctx.health.progress.begin(NAME, description, timeout);
     let status = runtime.container_status(bare_id).await?;
     if !status.is_some_and(|status| status.state.may_run() && observe::belongs_to_pod(&status, pod, name)) {
         return Ok(());

@@ -9,29 +9,29 @@
 //! What a crash of the daemon can repeat: a preStop hook runs again if the container had not stopped yet.
 
 mod act;
+mod context;
+mod error;
 mod observe;
 pub mod plan;
 mod report;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Context;
-use super::pods::{DesiredContainer, NodePod, PodContainerMeta, RestartPolicy};
+use super::pods::{NodePod, PodContainerMeta, RestartPolicy};
+use context::{MetaController, NAME};
+pub use error::Error;
 use kruise_api::unconfirmed::Unconfirmed;
-use kruise_cluster::queue::{self, ReconcileError, RequeueAfter};
-use kruise_cluster::{self as cluster, Change, EventType, Key, Store};
-use kruise_cri::{self as cri, Runtime};
+use kruise_cluster::queue::{self, RequeueAfter};
+use kruise_cluster::{Change, EventType, Key, Store};
 use kruise_ops::metrics::metrics;
 use kruise_ops::{FeatureGate, panics};
-use plan::{HookProgress, Plan, PodMetaState};
+use plan::Plan;
 
-/// The controller's name in logs and in liveness.
-const NAME: &str = "container meta";
 /// Number of Pods that are reconciled and written concurrently.
 const WORKERS: usize = 5;
 /// How long a reconcile reads containers; the queue cancels one that takes two minutes.
@@ -43,91 +43,6 @@ const INSPECT_PAUSE: Duration = Duration::from_secs(5);
 const RECREATE_RECHECK_DELAY: Duration = Duration::from_secs(2);
 /// Delay after a write that fails until a user changes something.
 const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(300);
-
-/// Why a reconcile failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The API server did not accept a write.
-    #[error(transparent)]
-    Cluster(#[from] cluster::Error),
-    /// The runtime did not answer.
-    #[error(transparent)]
-    Runtime(#[from] cri::Error),
-    /// The container's runtime is missing.
-    #[error("no runtime named {0:?} answers")]
-    NoRuntime(String),
-    /// The container ID in the Pod's status is malformed.
-    #[error("container ID {0:?} is not of the form RUNTIME://ID")]
-    InvalidContainerId(String),
-    /// The annotation cannot be encoded as JSON.
-    #[error("annotation: {0}")]
-    Json(String),
-    /// The update was rolled back or the Pod was deleted while the restart waited for a slot.
-    #[error("the restart is not wanted any more")]
-    Withdrawn,
-    /// A panic, which is a defect.
-    #[error(transparent)]
-    Panic(#[from] panics::Panicked),
-    /// The watch ended, although it never should.
-    #[error("the watch of Pods ended")]
-    WatchEnded,
-}
-
-impl Error {
-    /// Whether the same reconcile may succeed later without a change.
-    #[must_use]
-    pub fn retryable(&self) -> bool {
-        match self {
-            Self::Cluster(error) => error.retryable(),
-            Self::Runtime(error) => error.retryable(),
-            Self::NoRuntime(_) | Self::Withdrawn | Self::Panic(_) => true,
-            Self::InvalidContainerId(_) | Self::Json(_) | Self::WatchEnded => false,
-        }
-    }
-
-    /// Whether the same reconcile fails until a user changes something.
-    fn permanent(&self) -> bool {
-        match self {
-            Self::Cluster(error) => error.permanent(),
-            other => !other.retryable(),
-        }
-    }
-
-    /// The value of the metric label.
-    #[must_use]
-    pub fn category(&self) -> &'static str {
-        match self {
-            Self::Cluster(error) => error.category(),
-            Self::Runtime(error) => error.category(),
-            Self::NoRuntime(_) => "no_runtime",
-            Self::InvalidContainerId(_) => "bad_id",
-            Self::Json(_) => "json",
-            Self::Withdrawn => "withdrawn",
-            Self::Panic(_) => "panic",
-            Self::WatchEnded => "watch_ended",
-        }
-    }
-}
-
-impl From<Error> for ReconcileError {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Cluster(error) => error.into(),
-            other => Self::new(other.to_string()),
-        }
-    }
-}
-
-/// What all reconciles share.
-struct MetaController {
-    ctx: Context,
-    pods: Store<NodePod>,
-    /// Whether environment from labels and annotations is reconciled.
-    env_from_metadata: bool,
-    pod_states: Mutex<HashMap<Key, PodMetaState>>,
-    started_at: Instant,
-    queue_tx: mpsc::UnboundedSender<Key>,
-}
 
 /// Runs until shutdown; `pods` is the store of this node's Pods.
 ///
@@ -160,19 +75,6 @@ pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
 }
 
 impl MetaController {
-    fn now(&self) -> Duration {
-        self.started_at.elapsed()
-    }
-
-    fn pod_states(&self) -> MutexGuard<'_, HashMap<Key, PodMetaState>> {
-        self.pod_states.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn runtime(&self, scheme: &str) -> Result<Arc<dyn Runtime>, Error> {
-        let runtime = self.ctx.runtimes.by_name(scheme);
-        runtime.ok_or_else(|| Error::NoRuntime(scheme.to_owned()))
-    }
-
     /// Enqueues the Pods to reconcile: a Pod when it changes, and all Pods when a runtime appears or disappears.
     async fn enqueue_changes(&self) -> Error {
         let mut pods = self.pods.subscribe();
@@ -334,36 +236,6 @@ impl MetaController {
         }
     }
 
-    /// Whether the restart is still needed: the Pod has the same UID, is not terminating and is being updated, and the
-    /// container's environment is not the desired one again.
-    fn restart_still_needed(&self, key: &Key, uid: &str, name: &str, id: &str) -> bool {
-        let pod = self
-            .pods
-            .get(key)
-            .filter(|pod| pod.uid == uid && !pod.terminating);
-        let Some(pod) = pod else { return false };
-        let Some(meta) = pod.meta.as_ref().filter(|meta| meta.updating) else {
-            return false;
-        };
-        let desired = meta.containers.iter().find(|wanted| wanted.name == name);
-        let states = self.pod_states();
-        let facts = states.get(key).and_then(|state| state.facts.get(id));
-        let actual = facts.and_then(|facts| facts.env_hash);
-        actual.is_none() || actual != desired.map(DesiredContainer::env_hash)
-    }
-
-    fn hook_progress(&self, key: &Key, id: &str) -> HookProgress {
-        let states = self.pod_states();
-        let hook = states.get(key).and_then(|state| state.hooks.get(id));
-        hook.copied().unwrap_or_default()
-    }
-
-    fn set_hook_progress(&self, key: &Key, id: &str, progress: HookProgress) {
-        self.update_state(key, |state| {
-            state.hooks.insert(id.to_owned(), progress);
-        });
-    }
-
     /// Returns when the Pod is deleted or terminating.
     async fn wait_for_pod_end(&self, key: &Key, uid: &str) {
         let mut changes = self.pods.subscribe();
@@ -384,13 +256,6 @@ impl MetaController {
             .get(key)
             .map(|memory| report::restart_rows(pod, memory));
         report::publish(&self.ctx.live, key, rows.unwrap_or_default());
-    }
-
-    /// Changes the state of a Pod, if the Pod still has one.
-    fn update_state(&self, key: &Key, update: impl FnOnce(&mut PodMetaState)) {
-        if let Some(memory) = self.pod_states().get_mut(key) {
-            update(memory);
-        }
     }
 
     async fn read_facts(
@@ -483,9 +348,10 @@ fn is_relevant(change: &Change<NodePod>) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
+    use super::plan::PodMetaState;
     use super::*;
     use crate::live;
-    use crate::pods::{PodContainer, PodContainerMeta, PodContainerStatus};
+    use crate::pods::{DesiredContainer, PodContainer, PodContainerMeta, PodContainerStatus};
 
     /// A controller whose API server answers every request with that response.
     fn controller_with_api_response(

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::Error;
+use super::error::Error;
 use super::plan::ContainerFacts;
 use crate::pods::{DesiredContainer, NodePod};
 use kruise_api::container_hash;
