@@ -5,6 +5,7 @@
 //! because other replicas still serve certificates that those signed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Cursor;
 
 use jiff::{Span, Timestamp, tz::TimeZone};
 use k8s_openapi::ByteString;
@@ -12,9 +13,12 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
+use rustls::crypto::ring::sign::any_supported_type;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
 
 use super::Error;
-use super::server::certified_key;
 
 const VALIDITY_DAYS: i64 = 365;
 /// Renewed when the remaining validity is shorter.
@@ -150,6 +154,16 @@ impl Bundle {
         certified_key(&bundle)?;
         Some(bundle)
     }
+}
+
+/// The certificate and its key; `None` if one cannot be read, or they do not belong together.
+pub(super) fn certified_key(bundle: &Bundle) -> Option<CertifiedKey> {
+    let chain: Result<Vec<_>, _> =
+        CertificateDer::pem_reader_iter(Cursor::new(&bundle.certificate)).collect();
+    let key = PrivateKeyDer::from_pem_slice(bundle.key.as_bytes()).ok()?;
+    let key = CertifiedKey::new(chain.ok()?, any_supported_type(&key).ok()?);
+    key.keys_match().ok()?;
+    Some(key)
 }
 
 fn ca_params(now: Timestamp, expires: Timestamp) -> Result<CertificateParams, Error> {

@@ -1,6 +1,5 @@
 //! The HTTPS server: accepts connections with the current certificate and passes reviews on.
 
-use std::io::Cursor;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +8,6 @@ use axum::middleware::AddExtension;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustls::crypto::ring::sign::any_supported_type;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig};
 use rustls::sign::CertifiedKey;
 use socket2::SockRef;
@@ -25,7 +21,7 @@ use tokio_util::task::TaskTracker;
 use tower::Layer;
 
 use super::Error;
-use super::bundle::Bundle;
+use super::bundle::{Bundle, certified_key};
 use super::connections::{Caller, Connections};
 use super::write_timeout::{WriteTimeoutStream, WriteTimeouts};
 use kruise_cluster::Clock;
@@ -255,16 +251,6 @@ impl CertificateResolver {
     }
 }
 
-/// The certificate and its key; `None` if one cannot be read, or they do not belong together.
-pub(super) fn certified_key(bundle: &Bundle) -> Option<CertifiedKey> {
-    let chain: Result<Vec<_>, _> =
-        CertificateDer::pem_reader_iter(Cursor::new(&bundle.certificate)).collect();
-    let key = PrivateKeyDer::from_pem_slice(bundle.key.as_bytes()).ok()?;
-    let key = CertifiedKey::new(chain.ok()?, any_supported_type(&key).ok()?);
-    key.keys_match().ok()?;
-    Some(key)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -273,6 +259,8 @@ mod tests {
     use axum::body::Bytes;
     use axum::middleware::from_fn_with_state;
     use axum::routing::{get, post};
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
     use tokio::sync::mpsc;
 
