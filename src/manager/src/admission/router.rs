@@ -26,15 +26,14 @@ use super::pod::PodInjectionLookup;
 use super::review::{Decision, Request};
 use super::reviews_json::{self, Unreadable};
 use super::{
-    Options, cloneset, container_recreate_request, deletion, disabling_gate, image_pull_job, node_image, pod,
-    sidecar_set,
+    Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image, pod, sidecar_set,
 };
 use kruise_api::convert::{self, partial::PartialObject};
 use kruise_api::json::estimate_memory;
 use kruise_api::validation::{MAX_FIELD_CHARS, truncate};
 use kruise_api::{Kind, keys, names};
 use kruise_ops::metrics::metrics;
-use kruise_ops::{FeatureGates, panics};
+use kruise_ops::{FeatureGate, FeatureGates, panics};
 use kruise_workload::pod_admission::MutationError;
 
 /// New and old object of at most 3 MiB each, and what surrounds them. Bytes.
@@ -432,6 +431,21 @@ fn count_review(kind: &str, step: &str, result: &str) {
     metrics().reviews.get_or_create(&labels).inc();
 }
 
+/// The feature gate that disables a kind.
+fn disabling_gate(kind: Kind, gates: &FeatureGates) -> Option<FeatureGate> {
+    let required = match kind {
+        // Objects of the last three are not reviewed.
+        Kind::CloneSet
+        | Kind::SidecarSet
+        | Kind::ContainerRecreateJob
+        | Kind::NodePodProbe
+        | Kind::PodProbeMarker => return None,
+        Kind::NodeImage | Kind::ContainerRecreateRequest => FeatureGate::KruiseDaemon,
+        Kind::ImagePullJob | Kind::ImageListPullJob => FeatureGate::ImagePullJobGate,
+    };
+    (!gates.enabled(required)).then_some(required)
+}
+
 fn parse_step(step: &str) -> Option<(Kind, bool)> {
     let mutate = step
         .strip_prefix("mutate-apps-kruise-io-")
@@ -545,6 +559,29 @@ mod tests {
             sets: vec![Arc::new(serde_json::from_value(set).unwrap())],
             ..PodInjectionLookup::default()
         }
+    }
+
+    #[test]
+    fn feature_gates_disable_kinds() {
+        let disabled = |gates: &str| {
+            let gates = FeatureGates::parse(gates).unwrap();
+            let kinds = Kind::ALL.into_iter();
+            kinds
+                .filter_map(|kind| Some((kind, disabling_gate(kind, &gates)?)))
+                .collect::<Vec<_>>()
+        };
+        let jobs = [Kind::ImagePullJob, Kind::ImageListPullJob];
+        let [job, list] = jobs.map(|kind| (kind, FeatureGate::ImagePullJobGate));
+        assert_eq!(disabled(""), []);
+        assert_eq!(disabled("ImagePullJobGate=false"), [job, list]);
+        let daemon = |kind| (kind, FeatureGate::KruiseDaemon);
+        let without_daemon = [
+            daemon(Kind::NodeImage),
+            job,
+            list,
+            daemon(Kind::ContainerRecreateRequest),
+        ];
+        assert_eq!(disabled("KruiseDaemon=false"), without_daemon);
     }
 
     /// A set of one user must not take the launch priorities of another's Pod away.
