@@ -286,6 +286,7 @@ fn update_counters(status: &mut NodeImageStatus, spec: &NodeImageSpec) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kruise_api::node_image::PulledBytes;
 
     #[test]
     fn tag_with_newer_status_is_not_marked_failed() {
@@ -301,11 +302,17 @@ mod tests {
             bytes: None,
         };
         let waiting = || status(ImagePullPhase::Waiting, 0);
+        let pulling = |bytes| ImageTagStatus {
+            bytes: Some(PulledBytes::new(bytes, 1 << 40)),
+            ..status(ImagePullPhase::Pulling, 7)
+        };
         for (observed, existing, marked) in [
             (None, None, true),
             (None, Some(waiting()), false),
             (Some(waiting()), Some(waiting()), true),
             (Some(waiting()), Some(status(ImagePullPhase::Pulling, 7)), false),
+            (Some(pulling(1)), Some(pulling(1)), true),
+            (Some(pulling(1)), Some(pulling(2)), false),
             (
                 None,
                 Some(ImageTagStatus {

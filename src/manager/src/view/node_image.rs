@@ -93,7 +93,7 @@ pub struct TagStatusView {
     pub started: Option<Timestamp>,
     /// Why it failed; a long error is cut.
     pub error: Option<Box<str>>,
-    /// A hash that changes with every report of the daemon: progress, message, start.
+    /// A hash that changes with every report of the daemon: progress, bytes, message, start.
     pub progress_hash: u64,
     /// Bytes of the pull while it runs.
     pub bytes: Option<Box<PulledBytes>>,
@@ -251,11 +251,11 @@ fn tag_view(image: &str, tag: ImageTagSpec, requests: &mut Pool<TagRequest>) -> 
     }
 }
 
-/// A hash that changes with every report of the daemon about a tag: progress, message, start.
+/// A hash that changes with every report of the daemon about a tag: progress, bytes, message, start.
 #[must_use]
 pub fn progress_hash(status: &ImageTagStatus) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (status.progress, &status.message).hash(&mut hasher);
+    (status.progress, status.bytes, &status.message).hash(&mut hasher);
     status.start_time.as_ref().map(|t| t.0).hash(&mut hasher);
     hasher.finish()
 }
