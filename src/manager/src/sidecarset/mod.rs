@@ -110,6 +110,13 @@ impl SetState {
             |pods: Vec<(&String, &(i64, Instant))>| pods.into_iter().map(|(uid, _)| uid.clone()).collect();
         (uids(left_alone), uids(failed))
     }
+
+    /// When what the API server has refused is tried again, if that is after `now`.
+    fn next_retry(&self, now: Instant) -> Option<Instant> {
+        let pods = self.refused.values().map(|(_, until)| *until);
+        let revisions = self.adoption_retry_at.into_iter().chain(self.deletion_retry_at);
+        pods.chain(revisions).filter(|until| *until > now).min()
+    }
 }
 
 /// One reconcile of a set.
@@ -280,13 +287,9 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
     report::publish_not_injected(ctx, &objects.not_injected, state);
     history::delete_surplus(ctx, &plan.history, state).await?;
     let (acted, status_due) = (acted?, status_due?);
-    let left_alone = state.refused.values().map(|(_, until)| *until);
-    let retry_refused = left_alone
-        .filter(|until| *until > begin)
-        .map(|until| until.saturating_duration_since(Instant::now()))
-        .min();
+    let retry_refused = state.next_retry(begin);
     let requeues = [
-        retry_refused,
+        retry_refused.map(|at| at.saturating_duration_since(Instant::now())),
         status_due,
         ctx.shared.index().next_fetch(ctx.name, Instant::now()),
         acted.then_some(Duration::ZERO),
@@ -325,6 +328,25 @@ mod tests {
             (set(&[]), set(&[])),
             "a new spec may be accepted"
         );
+    }
+
+    /// Nothing else may change in the set for days.
+    #[test]
+    fn set_is_reconciled_when_what_was_refused_is_tried_again() {
+        let now = Instant::now();
+        let after = |seconds| Some(now + Duration::from_secs(seconds));
+        let mut state = SetState {
+            adoption_retry_at: after(20),
+            deletion_retry_at: after(10),
+            ..SetState::default()
+        };
+        assert_eq!(state.next_retry(now), after(10));
+        state.deletion_retry_at = Some(now);
+        assert_eq!(state.next_retry(now), after(20));
+        state
+            .refused
+            .insert("pod".to_owned(), (1, now + Duration::from_secs(5)));
+        assert_eq!(state.next_retry(now), after(5));
     }
 
     #[test]
