@@ -93,7 +93,9 @@ pub fn plan(
         return plan_finished(request, &status, now);
     }
     let Some(pod) = pod.filter(|p| !p.terminating && targets_pod(request, p)) else {
-        return plan_pod_deleted(request, status, pod_missing_since.unwrap_or(now), now);
+        // The API server's clock may have been set back meanwhile.
+        let since = pod_missing_since.map_or(now, |since| since.min(now));
+        return plan_pod_deleted(request, status, since, now);
     };
     let not_started = status.phase.as_str().is_empty();
     if let Some(message) = timed_out(request, &status, now) {

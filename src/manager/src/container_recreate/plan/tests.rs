@@ -118,6 +118,16 @@ fn deleted_pod_ends_the_request_after_grace() {
 }
 
 #[test]
+fn request_of_a_deleted_pod_ends_in_time_when_the_clock_is_set_back() {
+    let set_back = plan(&request(), None, Some(at(3600)), at(5));
+    let (since, requeue_at) = (Some(at(5)), Some(at(6)));
+    assert_eq!(
+        (set_back.pod_missing_since, set_back.requeue_at),
+        (since, requeue_at)
+    );
+}
+
+#[test]
 fn unstarted_request_reports_no_daemon() {
     let first = plan(&request(), Some(&pod("x")), None, at(4));
     assert_eq!((first.action, first.requeue_at), (None, Some(at(5))));
