@@ -177,9 +177,10 @@ impl RequestExecutor<'_> {
             user_agent: keys::NOT_READY_USER_AGENT.to_owned(),
             key: self.key.to_string(),
         };
-        set_not_ready(self.ctx, &name, uid, &holder, not_ready).await?;
-        let readiness = if not_ready { "not ready" } else { "ready again" };
-        tracing::info!(request = %self.key, pod = %name, "marked the Pod {readiness} for the request");
+        if set_not_ready(self.ctx, &name, uid, &holder, not_ready).await? {
+            let readiness = if not_ready { "not ready" } else { "ready again" };
+            tracing::info!(request = %self.key, pod = %name, "marked the Pod {readiness} for the request");
+        }
         Ok(())
     }
 

@@ -41,7 +41,7 @@ async fn create_condition(ctx: Context, key: Key) -> Result<RequeueAfter, Error>
     }
 }
 
-/// Takes a Pod out of its Services for another controller, or releases it. A deleted Pod counts as released.
+/// Takes a Pod out of its Services for another controller, or releases it. Returns whether the Pod exists.
 ///
 /// # Errors
 /// [`Error::conflict`] when the Pod changed in the meantime: retry.
@@ -51,19 +51,45 @@ pub async fn set_not_ready(
     uid: &str,
     holder: &NotReadyKey,
     not_ready: bool,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let api = ctx.api::<Pod>(pod);
-    let Some(object) = write::get(&api, &pod.name).await? else {
-        return Ok(());
+    let object = write::get(&api, &pod.name).await?;
+    let Some(object) = object.filter(|object| object.metadata.uid.as_deref() == Some(uid)) else {
+        return Ok(false);
     };
-    if object.metadata.uid.as_deref() != Some(uid) {
-        return Ok(());
-    }
     let Some(patch) = patch_for_key(&object, holder, not_ready, ctx.cluster.clock.now()) else {
-        return Ok(());
+        return Ok(true);
     };
     match write::patch_status_strategic(&api, &pod.name, &patch).await {
-        Err(error) if !error.not_found() => Err(error),
-        _ => Ok(()),
+        Err(error) if error.not_found() => Ok(false),
+        result => result.map(|_| true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Otherwise the log says that a Pod is ready again that was deleted.
+    #[tokio::test]
+    async fn pod_that_was_deleted_is_not_marked() -> Result<(), Error> {
+        let service = tower::service_fn(|_: http::Request<Body>| {
+            let pod = json!({ "apiVersion": "v1", "kind": "Pod",
+                "metadata": { "name": "p", "namespace": "n", "uid": "new" } });
+            let body = Body::from(pod.to_string().into_bytes());
+            std::future::ready(http::Response::builder().body(body))
+        });
+        let ctx = Context::for_test(kube::Client::new(service, "default"));
+        let pod = Key::namespaced("n", "p");
+        let holder = NotReadyKey {
+            user_agent: "ContainerRecreateRequest".to_owned(),
+            key: "n/r".to_owned(),
+        };
+        assert!(!set_not_ready(&ctx, &pod, "old", &holder, true).await?);
+        assert!(set_not_ready(&ctx, &pod, "new", &holder, true).await?);
+        Ok(())
     }
 }
