@@ -666,7 +666,7 @@ fn each_value_is_tested_and_documented() {
 }
 
 /// Value, and what the message names.
-const REFUSED: [(&str, &str, &str); 11] = [
+const REFUSED: [(&str, &str, &str); 12] = [
     (
         "managr.replicas",
         "2",
@@ -703,6 +703,12 @@ const REFUSED: [(&str, &str, &str); 11] = [
     (
         "daemon.imagePullStartJitter",
         r#""30""#,
+        "'/daemon/imagePullStartJitter'",
+    ),
+    // With which no daemon would start.
+    (
+        "daemon.imagePullStartJitter",
+        r#""301s""#,
         "'/daemon/imagePullStartJitter'",
     ),
     (
