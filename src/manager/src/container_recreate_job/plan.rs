@@ -800,7 +800,8 @@ impl<'a> Situation<'a> {
         let containers = self.containers_text();
         match self.desired() {
             0 => {
-                let message = format!("no selected Pod runs {containers} from before the job was created");
+                let message =
+                    format!("no selected Pod has run {containers} since before the job was created");
                 (COMPLETE, "NoPods", message)
             }
             number => {
