@@ -204,7 +204,8 @@ async fn adopt_revisions(
             Ok(stored) => drop(cache_revision(ctx, &stored.object()?, Written::Changed)),
             // Another writer was first; the next reconcile decides again.
             Err(error) if error.conflict() || error.not_found() => fetch_revision(ctx, name).await?,
-            Err(error) if error.retryable() => return Err(error),
+            // A webhook chooses the code of its denial.
+            Err(error) if error.retryable() && !error.denied() => return Err(error),
             // OpenKruise adopts none, and uses them nevertheless.
             Err(error) => {
                 tracing::warn!(set = %ctx.name, revision = name, %error, "cannot adopt a revision; will retry");
@@ -284,7 +285,7 @@ async fn resolve_template(
         Ok(DryRunResult::Invalid(why)) => return Err(RevisionError::InvalidTemplate(why)),
         // A quota or policy refuses PodTemplates, although none is stored. Default filling does not change the
         // revision, so it is the same once the dry run is accepted.
-        Err(error) if error.rejected() => {
+        Err(error) if error.rejected() || error.denied() => {
             let templates =
                 pod_template::without_dry_run(Templates::from_workload_spec(&json!(ctx.set.spec)), defaults);
             if revision::template_error(&templates.template).is_some() {
@@ -623,54 +624,84 @@ mod tests {
         Arc::new(RevisionView::from_object(&object).unwrap())
     }
 
-    /// A policy refuses changes of the revisions that a deletion without dependents left behind.
-    #[tokio::test]
-    async fn revision_that_cannot_be_adopted_is_used() {
-        let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet",
+    fn clone_set() -> Value {
+        json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet",
             "metadata": { "name": "web", "namespace": "n", "uid": "set", "generation": 1 },
             "spec": { "selector": { "matchLabels": { "app": "web" } }, "revisionHistoryLimit": 0, "template": {
                 "metadata": { "labels": { "app": "web" } },
-                "spec": { "containers": [{ "name": "app", "image": "app:2" }] } } } });
-        let requests = Arc::new(Mutex::new(Vec::new()));
-        let (seen, stored) = (Arc::clone(&requests), set.to_string());
-        let service = tower::service_fn(move |request: http::Request<Body>| {
-            let method = request.method().to_string();
-            let refusal = json!({ "kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden",
-                "message": "ValidatingAdmissionPolicy 'p' denied request: no" });
-            let (code, body) = match method.as_str() {
-                "GET" => (200, stored.clone()),
-                _ => (403, refusal.to_string()),
-            };
-            seen.lock().unwrap().push(method);
-            std::future::ready(
-                http::Response::builder()
-                    .status(code)
-                    .body(Body::from(body.into_bytes())),
-            )
-        });
-        let manager = crate::Context::for_test(kube::Client::new(service, "default"));
-        let shared = ControllerState::new(manager);
-        let set: Arc<CloneSet> = Arc::new(serde_json::from_value(set).unwrap());
-        let name = Key::namespaced("n", "web");
-        let ctx = CloneSetContext::new(&shared, &name, &set);
-        let orphans = [orphan(&set, "app:1", 1), orphan(&set, "app:2", 2)];
-        for view in &orphans {
-            let key = ctx.key(&view.revision.name);
-            let entry = versioned_revision(&key, Arc::clone(view));
-            ctx.index().revisions.apply_watch(&key, entry);
+                "spec": { "containers": [{ "name": "app", "image": "app:2" }] } } } })
+    }
+
+    fn denial(code: u16) -> Value {
+        json!({ "kind": "Status", "status": "Failure", "code": code, "reason": "Some",
+            "message": "admission webhook \"w\" denied the request: no" })
+    }
+
+    /// A webhook refuses changes of the revisions that a deletion without dependents left behind.
+    #[tokio::test]
+    async fn revision_that_cannot_be_adopted_is_used() {
+        for code in [403, 503] {
+            let requests = Arc::new(Mutex::new(Vec::new()));
+            let seen = Arc::clone(&requests);
+            let service = tower::service_fn(move |request: http::Request<Body>| {
+                let method = request.method().to_string();
+                let (code, body) = match method.as_str() {
+                    "GET" => (200, clone_set()),
+                    _ => (code, denial(code)),
+                };
+                seen.lock().unwrap().push(method);
+                let body = Body::from(body.to_string().into_bytes());
+                std::future::ready(http::Response::builder().status(code).body(body))
+            });
+            let manager = crate::Context::for_test(kube::Client::new(service, "default"));
+            let shared = ControllerState::new(manager);
+            let set: Arc<CloneSet> = Arc::new(serde_json::from_value(clone_set()).unwrap());
+            let name = Key::namespaced("n", "web");
+            let ctx = CloneSetContext::new(&shared, &name, &set);
+            let orphans = [orphan(&set, "app:1", 1), orphan(&set, "app:2", 2)];
+            for view in &orphans {
+                let key = ctx.key(&view.revision.name);
+                let entry = versioned_revision(&key, Arc::clone(view));
+                ctx.index().revisions.apply_watch(&key, entry);
+            }
+            let mut state = ReconcileState::default();
+            for _ in 0..2 {
+                let history = sync_revisions(&ctx, &orphans, &mut state).await;
+                assert_eq!(history.template_status, plan::TemplateStatus::Accepted);
+                assert_eq!(history.update_revision, orphans[1].revision.name);
+                prune(&ctx, &history, &[], &mut state).await;
+            }
+            assert_eq!(
+                *requests.lock().unwrap(),
+                ["GET", "PATCH", "PATCH"],
+                "not retried at once"
+            );
         }
-        let mut state = ReconcileState::default();
-        for _ in 0..2 {
-            let history = sync_revisions(&ctx, &orphans, &mut state).await;
+    }
+
+    /// A webhook that refuses PodTemplates need not refuse Pods.
+    #[tokio::test]
+    async fn template_whose_dry_run_is_denied_is_used() {
+        for code in [403, 503] {
+            let service = tower::service_fn(move |request: http::Request<Body>| async move {
+                let is_dry_run = request.uri().path().ends_with("/podtemplates");
+                let created = request.into_body().collect_bytes().await.unwrap_or_default();
+                let (code, body) = if is_dry_run {
+                    (code, denial(code).to_string().into_bytes())
+                } else {
+                    (201, created.to_vec())
+                };
+                http::Response::builder().status(code).body(Body::from(body))
+            });
+            let manager = crate::Context::for_test(kube::Client::new(service, "default"));
+            let shared = ControllerState::new(manager);
+            let set: Arc<CloneSet> = Arc::new(serde_json::from_value(clone_set()).unwrap());
+            let name = Key::namespaced("n", "web");
+            let ctx = CloneSetContext::new(&shared, &name, &set);
+            let history = sync_revisions(&ctx, &[], &mut ReconcileState::default()).await;
             assert_eq!(history.template_status, plan::TemplateStatus::Accepted);
-            assert_eq!(history.update_revision, orphans[1].revision.name);
-            prune(&ctx, &history, &[], &mut state).await;
+            assert_eq!(history.revisions.len(), 1);
         }
-        assert_eq!(
-            *requests.lock().unwrap(),
-            ["GET", "PATCH", "PATCH"],
-            "not retried at once"
-        );
     }
 
     /// A new CloneSet has no status yet; its first revision gets the same name as from OpenKruise.
