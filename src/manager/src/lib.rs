@@ -33,6 +33,6 @@ pub mod view;
 
 pub use context::Context;
 pub use kruise_ops::{FeatureGate, FeatureGates};
-pub use options::{Options, Role};
-pub use run::{Error, LEASE, run};
+pub use options::{LEASE, Options, Role};
+pub use run::{Error, run};
 pub use stores::Stores;

@@ -14,6 +14,9 @@ use kruise_ops::logs::Format;
 use kruise_ops::traces::TraceOptions;
 use kruise_ops::upstream_flags::UpstreamFlags;
 
+/// Default name of the Lease; upstream's, so that only one of two managers leads, whichever project they are from.
+pub const LEASE: &str = "kruise-manager";
+
 /// Which half of the manager a process is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Role {
@@ -100,7 +103,7 @@ pub struct Options {
     pub leader_election_namespace: Option<String>,
 
     /// Name of the Lease
-    #[arg(long, value_parser = or(super::LEASE), default_value = super::LEASE, value_name = "NAME")]
+    #[arg(long, value_parser = or(LEASE), default_value = LEASE, value_name = "NAME")]
     pub leader_election_id: String,
 
     /// How long other replicas wait after the last renewal before they take the Lease; whole seconds

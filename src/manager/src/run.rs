@@ -28,9 +28,6 @@ use kruise_ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_file_limit,
 /// leaves after its preStop hook. API servers wait 5 s for most reviews.
 const WEBHOOKS_SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(4500);
 
-/// Default name of the Lease; upstream's, so that only one of two managers leads, whichever project they are from.
-pub const LEASE: &str = "kruise-manager";
-
 /// Why the manager did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
