@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 
 use claims::{adopt_claims, create_claim, delete_claim, has_foreign_claim, patch_claim};
 
-use super::context::{CloneSetContext, MAX_CONCURRENT_WRITES};
+use super::context::CloneSetContext;
 use super::fetch::{fetch_job, fetch_pod};
 use super::history;
 use super::observe::{versioned_job, versioned_pod};
 use super::plan::{
     Action, ActionOutcome, ActionPurpose, ClaimPatch, FailureSubject, ImagePullJobRef, PatchReason,
 };
-use super::reconcile_state::ReconcileState;
+use super::reconcile_state::{MAX_CONCURRENT_WRITES, ReconcileState};
 use super::report::ActionEvents;
 use crate::view::RawPod;
 use kruise_api::cloneset::CloneSet;

@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 
 use super::observe::{Index, clone_set_group, versioned_clone_set};
 use super::plan::Features;
-use super::reconcile_state::ReconcileStates;
+use super::reconcile_state::{MAX_CONCURRENT_WRITES, ReconcileStates};
 use crate::view::CloneSetView;
 use crate::{Context, FeatureGate, FeatureGates};
 use kruise_api::cloneset::CloneSet;
@@ -18,9 +18,6 @@ use kruise_api::owner::Owner;
 use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, Key, write};
 use kruise_workload::in_place::normalize::TemplateStorage;
-
-/// Maximum concurrent writes over all CloneSets: what the API server can take without queueing.
-pub const MAX_CONCURRENT_WRITES: usize = 64;
 
 /// State shared by all reconciles.
 pub struct ControllerState {

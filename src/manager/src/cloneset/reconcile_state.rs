@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::context::MAX_CONCURRENT_WRITES;
 use super::plan::{
     ActionFailure, ActionPurpose, CloneSetEvent, FailureSubject, TemplateStatus, UnfinishedCreations,
 };
@@ -18,6 +17,9 @@ use kruise_api::backoff::Backoff;
 use kruise_api::time::MAX_CLOCK_CORRECTION;
 use kruise_cluster::{Error, Key};
 use kruise_workload::revision::DesiredRevision;
+
+/// Maximum concurrent writes over all CloneSets: what the API server can take without queueing.
+pub const MAX_CONCURRENT_WRITES: usize = 64;
 
 /// Backoff after failures.
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), MAX_BACKOFF);
