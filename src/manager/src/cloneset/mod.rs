@@ -29,12 +29,9 @@ use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use kruise_ops::metrics::metrics;
-use observe::watch_events;
+use observe::{NAME, watch_events};
 use plan::TemplateStatus;
 use reconcile_state::{ReconcileState, time_slice};
-
-/// Controller name in `/healthz` and in the log.
-const NAME: &str = "cloneset";
 
 /// Runs until shutdown.
 pub async fn run(mut ctx: Context) {

@@ -17,6 +17,9 @@ use kruise_cluster::{Change, Key, WatchEvents};
 use kruise_workload::claim::{self, Claim};
 use kruise_workload::in_place::Pod;
 
+/// Controller name in `/healthz` and in the log.
+pub const NAME: &str = "cloneset";
+
 /// All observed objects.
 #[derive(Default)]
 pub struct Index {
@@ -376,7 +379,7 @@ impl std::fmt::Display for WatchEvent {
 
 /// All existing objects, and every change from now on. CloneSets come last, so that none is reconciled without its Pods.
 pub fn watch_events(stores: &Stores) -> WatchEvents<WatchEvent> {
-    WatchEvents::new(super::NAME)
+    WatchEvents::new(NAME)
         .with(stores.revisions.subscribe(), WatchEvent::Revision)
         .with(stores.claims.subscribe(), WatchEvent::Claim)
         .with(stores.jobs.subscribe(), WatchEvent::Job)
