@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use kube::{Api, Resource};
 
-use super::observe::{owner, versioned_job, versioned_list};
-use super::plan::{MAX_WRITES, Observed, Plan};
+use super::observe::{versioned_job, versioned_list};
+use super::plan::{MAX_WRITES, Observed, Plan, owner};
 use super::{ControllerState, ListState, REFUSED_RETRY, Refusal};
 use crate::context::fetch_all;
 use crate::image_pull_job::plan::job::list_of;

@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use super::ControllerState;
-use super::plan::Observed;
+use super::plan::{Observed, owner};
 use crate::image_pull_job::plan::job::list_of;
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::ImagePullJob;
-use kruise_api::owner::{Owner, OwnerKind};
 use kruise_cluster::write_cache::{Versioned, WriteCache};
 use kruise_cluster::{Change, Key, WatchEvents};
 
@@ -33,15 +32,6 @@ pub fn versioned_list(list: Arc<ImageListPullJob>) -> Versioned<ImageListPullJob
 pub fn versioned_job(job: Arc<ImagePullJob>) -> Option<Versioned<ImagePullJob>> {
     let group = list_of(&job)?.group_key(job.metadata.namespace.as_deref());
     Some(Versioned::from_object(job, group))
-}
-
-/// An ImageListPullJob, as the owner of others.
-pub fn owner(list: &ImageListPullJob) -> Owner {
-    Owner {
-        kind: OwnerKind::ImageListPullJob,
-        name: list.metadata.name.clone().unwrap_or_default(),
-        uid: list.metadata.uid.clone().unwrap_or_default(),
-    }
 }
 
 fn group_of(list: &ImageListPullJob) -> String {

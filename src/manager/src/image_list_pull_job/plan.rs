@@ -6,7 +6,6 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::observe::owner;
 use crate::image_pull_job::plan::job::add_seconds;
 use crate::image_pull_job::plan::status::merge_conditions;
 use kruise_api::container_hash::deep_hash;
@@ -14,7 +13,7 @@ use kruise_api::image_list_pull_job::{FailedImageStatus, ImageListPullJob, Image
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJob, WAITING};
 use kruise_api::keys;
 use kruise_api::names::MAX_SUBDOMAIN_LENGTH;
-use kruise_api::owner::Owner;
+use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::validation::truncate;
 use kruise_workload::names::join_first;
 
@@ -54,6 +53,15 @@ pub struct Plan {
     pub expired: bool,
     /// When to reconcile again, if nothing changes before.
     pub requeue_at: Option<Timestamp>,
+}
+
+/// An ImageListPullJob, as the owner of others.
+pub fn owner(list: &ImageListPullJob) -> Owner {
+    Owner {
+        kind: OwnerKind::ImageListPullJob,
+        name: list.metadata.name.clone().unwrap_or_default(),
+        uid: list.metadata.uid.clone().unwrap_or_default(),
+    }
 }
 
 /// Plans one reconcile. `refused` is why ImagePullJobs could not be created a moment ago, by image; they are not
