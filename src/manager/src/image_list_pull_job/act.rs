@@ -7,7 +7,7 @@ use kube::{Api, Resource};
 
 use super::observe::{versioned_job, versioned_list};
 use super::plan::{MAX_WRITES, Observed, Plan, owner};
-use super::{ControllerState, ListState, REFUSED_RETRY, Refusal};
+use super::state::{ControllerState, ListState, Refusal};
 use crate::context::fetch_all;
 use crate::image_pull_job::plan::job::list_of;
 use kruise_api::image_list_pull_job::ImageListPullJob;
@@ -15,6 +15,8 @@ use kruise_api::image_pull_job::ImagePullJob;
 use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, EventType, Key, write};
 
+/// Pause before a refused creation is repeated: it succeeds after a change of a quota, a policy or a role.
+const REFUSED_RETRY: Duration = Duration::from_secs(30);
 /// How long a reconcile creates, and how long it deletes: a slow webhook may be called for each.
 const MAX_WRITE_TIME: Duration = Duration::from_secs(30);
 /// Fields of the status that may be absent.

@@ -8,9 +8,9 @@
 mod act;
 mod observe;
 pub mod plan;
+mod state;
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -19,54 +19,16 @@ use kube::api::ListParams;
 use tokio::sync::mpsc;
 
 use super::Context;
-use super::status_pacer::StatusPacer;
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
-use kruise_cluster::{Error, Key};
-use observe::{Index, watch_events};
+use kruise_cluster::{Error, Key, WatchEvents};
+use observe::{NAME, WatchEvent, watch_events};
 use plan::plan;
+use state::{ControllerState, ListState};
 
-/// Name in logs and metrics.
-const NAME: &str = "imagelistpulljob";
 /// Jobs that are processed at once.
 const WORKERS: usize = 3;
-/// Pause before a refused creation is repeated: it succeeds after a change of a quota, a policy or a role.
-const REFUSED_RETRY: Duration = Duration::from_secs(30);
-
-/// What all reconciles share.
-struct ControllerState {
-    manager: Context,
-    index: Mutex<Index>,
-    states: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<ListState>>>>,
-}
-
-/// What is kept of a job between reconciles.
-#[derive(Default)]
-struct ListState {
-    uid: String,
-    status_pacer: StatusPacer,
-    /// Images whose ImagePullJob could not be created.
-    refused: BTreeMap<String, Refusal>,
-}
-
-/// Why an ImagePullJob could not be created.
-struct Refusal {
-    /// Generation of the spec.
-    generation: Option<i64>,
-    message: String,
-    retry_at: Instant,
-}
-
-impl ControllerState {
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn states(&self) -> MutexGuard<'_, HashMap<Key, Arc<tokio::sync::Mutex<ListState>>>> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Runs until shutdown. Without the CRD, or the role, there is nothing to do.
 pub async fn run(mut ctx: Context) {
@@ -84,12 +46,23 @@ pub async fn run(mut ctx: Context) {
     });
     let (keys_tx, keys_rx) = mpsc::unbounded_channel();
     let events = watch_events(ctx.stores.jobs.subscribe(), lists.subscribe());
-    let enqueue = observe::enqueue_changes(Arc::clone(&shared), events, keys_tx);
+    let enqueue = enqueue_changes(Arc::clone(&shared), events, keys_tx);
     let work = |key| reconcile(Arc::clone(&shared), key);
     tokio::select! {
         () = ctx.run_workers(NAME, WORKERS, keys_rx, enqueue, work) => {}
         () = watching => {}
     }
+}
+
+/// Enqueues the affected jobs.
+async fn enqueue_changes(
+    shared: Arc<ControllerState>,
+    events: WatchEvents<WatchEvent>,
+    keys: mpsc::UnboundedSender<Key>,
+) {
+    events
+        .send_affected(keys, |event| shared.index().apply(event))
+        .await;
 }
 
 /// Reconciles one job.

@@ -4,15 +4,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::ControllerState;
 use super::plan::{Observed, owner};
 use crate::image_pull_job::plan::job::list_of;
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_cluster::write_cache::{Versioned, WriteCache};
 use kruise_cluster::{Change, Key, WatchEvents};
+
+/// Name in logs and metrics.
+pub const NAME: &str = "imagelistpulljob";
 
 /// All observed objects.
 #[derive(Default)]
@@ -123,18 +125,7 @@ pub fn watch_events(
     jobs: UnboundedReceiver<Change<ImagePullJob>>,
     lists: UnboundedReceiver<Change<ImageListPullJob>>,
 ) -> WatchEvents<WatchEvent> {
-    WatchEvents::new(super::NAME)
+    WatchEvents::new(NAME)
         .with(jobs, WatchEvent::Job)
         .with(lists, WatchEvent::List)
-}
-
-/// Enqueues the affected jobs.
-pub async fn enqueue_changes(
-    shared: Arc<ControllerState>,
-    events: WatchEvents<WatchEvent>,
-    keys: UnboundedSender<Key>,
-) {
-    events
-        .send_affected(keys, |event| shared.index().apply(event))
-        .await;
 }
