@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
-use super::observe::{CachedPod, Observed, WorkloadKey};
+use super::index::WorkloadKey;
+use super::observe::{CachedPod, Observed};
 use super::plan::{
     Budget, Failure, REQUEST_TTL_SECONDS, WaitReason, default_budget, request_deadline, request_name,
 };
-use super::{ControllerState, lock};
+use super::state::{ControllerState, lock};
 use crate::Context;
 use crate::cloneset::plan::limits::Limits;
 use crate::cloneset::plan::types::Features;

@@ -8,68 +8,25 @@
 //! cluster: a manager that takes over repeats nothing but events.
 
 mod act;
+mod index;
 mod observe;
 pub mod plan;
+mod state;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
 use super::Context;
+use index::WorkloadKey;
 use kruise_api::node_pod_probe::NodePodProbe;
-use kruise_api::unconfirmed::Unconfirmed;
 use kruise_cluster::queue::RequeueAfter;
-use kruise_cluster::{Error, Key, Store};
-use kruise_ops::metrics::metrics;
-use observe::{Index, WorkloadKey};
+use kruise_cluster::{Error, Store};
+use state::{ControllerState, NAME};
 
-/// Name in logs and metrics.
-const NAME: &str = "enhancedliveness";
 /// Workloads reconciled in parallel.
 const WORKERS: usize = 4;
-
-/// What all reconciles share.
-struct ControllerState {
-    manager: Context,
-    index: Mutex<Index>,
-    /// The containers whose restart waits, by UID of the Pod and container ID: each has had its event.
-    waiting: Mutex<BTreeMap<WorkloadKey, BTreeSet<(String, String)>>>,
-    /// UIDs of the Pods whose annotation has had an event, because a part of it cannot be used.
-    reported: Mutex<BTreeMap<WorkloadKey, BTreeSet<String>>>,
-    /// Requests that were created and that the watch has not shown yet, by Pod.
-    unconfirmed: Mutex<HashMap<Key, Unconfirmed<Key>>>,
-    /// Until when restarts that were refused are not tried again, by UID of the Pod and container ID: the budget is for
-    /// others until then.
-    refused: Mutex<HashMap<(String, String), Instant>>,
-    started_at: Instant,
-}
-
-impl ControllerState {
-    fn new(manager: Context) -> Self {
-        Self {
-            manager,
-            index: Mutex::default(),
-            waiting: Mutex::default(),
-            reported: Mutex::default(),
-            unconfirmed: Mutex::default(),
-            refused: Mutex::default(),
-            started_at: Instant::now(),
-        }
-    }
-}
-
-impl Drop for ControllerState {
-    /// A former leader makes no restart wait.
-    fn drop(&mut self) {
-        metrics().liveness_restarts_waiting.set(0);
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
