@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use serde_json::{Map, Value, json};
 
-use super::observe::has_daemon;
+use super::observe::{Work, has_daemon};
 use super::plan::{
     Part, PodChange, PodMarks, ProbedPod, Results, full_name, node_probes, pod_change, removal,
 };
-use super::{ControllerState, Work};
+use super::state::{ControllerState, RefusedMarks};
 use crate::FeatureGate;
 use crate::object_reference::object_reference;
 use crate::view::PodView;
@@ -141,23 +141,6 @@ async fn write_part(
             shared.refused().remove(&of_pod);
             Ok(None)
         }
-    }
-}
-
-/// A part of the marks of a Pod that the API server has refused.
-pub struct RefusedMarks {
-    change: PodChange,
-    /// Number of refusals before the last one.
-    refusals: u32,
-    retry_at: Instant,
-}
-
-impl RefusedMarks {
-    /// Whether it is the same. The messages and times of conditions do not count: each result may have others.
-    fn is_of(&self, change: &PodChange) -> bool {
-        self.change.condition_states().eq(change.condition_states())
-            && self.change.labels == change.labels
-            && self.change.annotations == change.annotations
     }
 }
 
@@ -505,7 +488,7 @@ mod tests {
     use kube::client::Body;
     use tokio::sync::mpsc;
 
-    use super::super::observe::enqueue_changes;
+    use super::super::enqueue_changes;
     use super::*;
     use crate::view::RawPod;
     use crate::{Context, Stores};

@@ -11,10 +11,9 @@
 mod act;
 mod observe;
 pub mod plan;
+mod state;
 
-use std::collections::{HashMap, HashSet};
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kube::Api;
 use kube::api::ListParams;
@@ -22,139 +21,16 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use super::namespace_limit::NamespaceLimit;
-use super::status_pacer::StatusPacer;
 use kruise_api::node_pod_probe::NodePodProbe;
 use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key, Store};
-use observe::Index;
-use plan::Part;
+use observe::{NAME, Work, watch_events};
+use state::ControllerState;
 
-/// Name in logs and metrics.
-const NAME: &str = "podprobemarker";
 /// PodProbeMarkers of one namespace that are processed at once: the removal of the marks of a deleted one takes a worker
 /// for up to half a minute, and the probes of all namespaces need the same workers.
 const MAX_PER_NAMESPACE: usize = 2;
-
-/// What is reconciled.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Work {
-    /// Status and finalizer of a PodProbeMarker.
-    Marker(Key),
-    /// The NodePodProbe of a node.
-    Node(String),
-    /// The marks of a Pod.
-    Pod(Key),
-}
-
-impl fmt::Display for Work {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Marker(key) => write!(f, "PodProbeMarker {key}"),
-            Self::Node(name) => write!(f, "Node {name}"),
-            Self::Pod(key) => write!(f, "Pod {key}"),
-        }
-    }
-}
-
-/// What all reconciles share.
-struct ControllerState {
-    manager: Context,
-    markers: Store<PodProbeMarker>,
-    node_pod_probes: Store<NodePodProbe>,
-    /// What is to be reconciled.
-    work: mpsc::UnboundedSender<Work>,
-    index: Mutex<Index>,
-    /// For each Pod, the results and markers that its marks are of.
-    applied: Mutex<HashMap<Key, plan::Results>>,
-    /// Marks of Pods that the API server refuses.
-    refused: Mutex<HashMap<(Key, Part), act::RefusedMarks>>,
-    /// Pods that are being marked, and how often at once.
-    being_marked: Mutex<HashMap<Key, usize>>,
-    /// UIDs of PodProbeMarkers that are being deleted, and of Pods from which their marks are removed.
-    unmarked_pods: Mutex<HashMap<Key, HashSet<(String, String)>>>,
-    /// When the status of each PodProbeMarker was written.
-    pacers: Mutex<HashMap<Key, StatusPacer>>,
-}
-
-impl ControllerState {
-    fn new(
-        manager: Context,
-        markers: Store<PodProbeMarker>,
-        node_pod_probes: Store<NodePodProbe>,
-        work: mpsc::UnboundedSender<Work>,
-    ) -> Arc<Self> {
-        let index = Index::new(&manager.options.feature_gates);
-        Arc::new(Self {
-            manager,
-            markers,
-            node_pod_probes,
-            work,
-            index: Mutex::new(index),
-            applied: Mutex::default(),
-            refused: Mutex::default(),
-            being_marked: Mutex::default(),
-            unmarked_pods: Mutex::default(),
-            pacers: Mutex::default(),
-        })
-    }
-
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn pacers(&self) -> MutexGuard<'_, HashMap<Key, StatusPacer>> {
-        self.pacers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn unmarked_pods(&self) -> MutexGuard<'_, HashMap<Key, HashSet<(String, String)>>> {
-        self.unmarked_pods.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn applied(&self) -> MutexGuard<'_, HashMap<Key, plan::Results>> {
-        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records that a Pod is being marked, until the guard is dropped; its PodProbeMarkers are read after this. The
-    /// removal of a deleted one waits for the guard, because they may have been read before the deletion.
-    fn begin_marking(&self, key: &Key) -> MarkingGuard<'_> {
-        *self.being_marked().entry(key.clone()).or_default() += 1;
-        MarkingGuard {
-            shared: self,
-            key: key.clone(),
-        }
-    }
-
-    fn is_being_marked(&self, key: &Key) -> bool {
-        self.being_marked().contains_key(key)
-    }
-
-    fn being_marked(&self) -> MutexGuard<'_, HashMap<Key, usize>> {
-        self.being_marked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn refused(&self) -> MutexGuard<'_, HashMap<(Key, Part), act::RefusedMarks>> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A Pod is being marked, also if the reconcile is cancelled meanwhile.
-struct MarkingGuard<'a> {
-    shared: &'a ControllerState,
-    key: Key,
-}
-
-impl Drop for MarkingGuard<'_> {
-    fn drop(&mut self) {
-        let mut all = self.shared.being_marked();
-        if let Some(count) = all.get_mut(&self.key) {
-            *count -= 1;
-            if *count == 0 {
-                all.remove(&self.key);
-            }
-        }
-    }
-}
 
 /// Runs until shutdown. Without the CRDs, or the role, there is nothing to do.
 pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
@@ -170,7 +46,7 @@ pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
     let (requeue_tx, requeue_rx) = mpsc::unbounded_channel();
     let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, requeue_tx);
     let requeues = enqueue_markers(requeue_rx, work_tx.clone());
-    let changes = observe::enqueue_changes(Arc::clone(&shared), markers, node_pod_probes, work_tx);
+    let changes = enqueue_changes(Arc::clone(&shared), markers, node_pod_probes, work_tx);
     let enqueue = async {
         tokio::select! {
             () = requeues => {}
@@ -183,6 +59,23 @@ pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
         () = ctx.run_workers(NAME, workers, work_rx, enqueue, work) => {}
         () = watch_markers => {}
     }
+}
+
+/// Enqueues what a change affects. Without a complete list of PodProbeMarkers their probes would seem to be removed, so
+/// this begins when all lists are there.
+async fn enqueue_changes(
+    shared: Arc<ControllerState>,
+    markers: Store<PodProbeMarker>,
+    node_pod_probes: Store<NodePodProbe>,
+    work: mpsc::UnboundedSender<Work>,
+) {
+    markers.wait_until_synced().await;
+    node_pod_probes.wait_until_synced().await;
+    let stores = &shared.manager.stores;
+    let events = watch_events(stores, &markers, &node_pod_probes);
+    events
+        .send_affected(work, |event| shared.index().apply(event, &stores.pods))
+        .await;
 }
 
 /// Enqueues PodProbeMarkers that have waited for others of their namespace.
@@ -216,6 +109,7 @@ mod tests {
     use kube::client::Body;
 
     use super::*;
+    use crate::status_pacer::StatusPacer;
 
     #[tokio::test]
     async fn markers_of_one_namespace_take_not_all_workers() {

@@ -1,13 +1,13 @@
 //! Index of PodProbeMarkers, of the Pods that they select, and of Pods with liveness probes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use tokio::sync::mpsc::UnboundedSender;
 
 use super::plan::ProbedPod;
-use super::{ControllerState, NAME, Work};
+use crate::Stores;
 use crate::view::{NodeView, PodView};
 use kruise_api::node_pod_probe::{
     MAX_PROBES_OF_POD, NodePodProbe, NodePodProbeSpec, PodProbeStatus, liveness_container,
@@ -16,6 +16,30 @@ use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_api::selector::CompiledSelector;
 use kruise_cluster::{Change, Key, Store, WatchEvents};
 use kruise_ops::{FeatureGate, FeatureGates};
+
+/// Name in logs and metrics.
+pub const NAME: &str = "podprobemarker";
+
+/// What is reconciled.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Work {
+    /// Status and finalizer of a PodProbeMarker.
+    Marker(Key),
+    /// The NodePodProbe of a node.
+    Node(String),
+    /// The marks of a Pod.
+    Pod(Key),
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Marker(key) => write!(f, "PodProbeMarker {key}"),
+            Self::Node(name) => write!(f, "Node {name}"),
+            Self::Pod(key) => write!(f, "Pod {key}"),
+        }
+    }
+}
 
 /// PodProbeMarkers, the Pods that they select, and Pods with liveness probes.
 #[derive(Default)]
@@ -313,7 +337,8 @@ impl Index {
         work
     }
 
-    fn apply(&mut self, event: &WatchEvent, pods: &Store<PodView>) -> Vec<Work> {
+    /// One object changed; returns what must be reconciled.
+    pub fn apply(&mut self, event: &WatchEvent, pods: &Store<PodView>) -> Vec<Work> {
         match event {
             WatchEvent::Marker(Change { key, new, .. }) => self.apply_marker(key, new.as_ref(), pods),
             WatchEvent::Node(change) => self.apply_node(change),
@@ -397,8 +422,8 @@ pub enum WatchEvent {
     Pod(Change<PodView>),
 }
 
-impl std::fmt::Display for WatchEvent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for WatchEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Marker(change) => write!(f, "PodProbeMarker {}", change.key),
             Self::Node(change) => write!(f, "Node {}", change.key),
@@ -408,25 +433,17 @@ impl std::fmt::Display for WatchEvent {
     }
 }
 
-/// Enqueues what a change affects. Without a complete list of PodProbeMarkers their probes would seem to be removed, so
-/// this begins when all lists are there.
-pub async fn enqueue_changes(
-    shared: Arc<ControllerState>,
-    markers: Store<PodProbeMarker>,
-    node_pod_probes: Store<NodePodProbe>,
-    work: UnboundedSender<Work>,
-) {
-    markers.wait_until_synced().await;
-    node_pod_probes.wait_until_synced().await;
-    let stores = &shared.manager.stores;
-    let events = WatchEvents::new(NAME)
+/// All existing objects, and every change from now on.
+pub fn watch_events(
+    stores: &Stores,
+    markers: &Store<PodProbeMarker>,
+    node_pod_probes: &Store<NodePodProbe>,
+) -> WatchEvents<WatchEvent> {
+    WatchEvents::new(NAME)
         .with(markers.subscribe(), WatchEvent::Marker)
         .with(stores.nodes.subscribe(), WatchEvent::Node)
         .with(stores.pods.subscribe(), WatchEvent::Pod)
-        .with(node_pod_probes.subscribe(), WatchEvent::NodePodProbe);
-    events
-        .send_affected(work, |event| shared.index().apply(event, &stores.pods))
-        .await;
+        .with(node_pod_probes.subscribe(), WatchEvent::NodePodProbe)
 }
 
 #[cfg(test)]
