@@ -87,12 +87,20 @@ impl PodReconciler {
         let is_stopping = attempts.any(|attempt| {
             attempt.in_progress && matches!(attempt.stage, StopStage::Hook | StopStage::Stopping)
         });
-        if requests.is_empty() && self.status_writer.idle() && !is_stopping {
+        if requests.is_empty() && self.status_writer.idle() && !is_stopping && !self.is_watch_behind() {
             report::publish(&self.shared.ctx.live, &self.key, Vec::new());
             return ReconcileResult::Done;
         }
         let observed = self.observe(requests).await;
         ReconcileResult::RequeueAt(self.plan_and_act(observed))
+    }
+
+    /// Whether the watch shows an unfinished request. If none is left to do, the API server does not have it any more, and
+    /// a new reconciler would execute it.
+    fn is_watch_behind(&self) -> bool {
+        let watched = self.shared.requests.list();
+        let mut watched = watched.iter();
+        watched.any(|request| super::pod_key(request) == self.key && !request.is_finished())
     }
 
     /// Handles what the tasks have reported.
@@ -515,6 +523,11 @@ mod tests {
         writer.set_pending(&[status_write(&request)], now);
         assert_eq!(writer.start_due(now), None);
         assert!(writer.idle(), "nothing more is written");
+        // Any other event of the Pod would start it with a new reconciler.
+        assert!(matches!(
+            reconciler.reconcile().await,
+            ReconcileResult::RequeueAt(None)
+        ));
     }
 
     /// The API server has reported its deletion before the watch did.
