@@ -230,16 +230,17 @@ impl PodReconciler {
         );
         self.publish_status(&observed, &plan);
         self.status_writer.set_pending(&plan.writes, now);
-        self.prune_attempts(&observed, &plan);
+        // Requests without stops are shown no longer, and no event has to follow.
+        let requeue_now = self.prune_attempts(&observed, &plan).then_some(now.mono);
         self.last_observed = Some(observed);
-        [plan.requeue, self.status_writer.start_due(now)]
+        [plan.requeue, self.status_writer.start_due(now), requeue_now]
             .into_iter()
             .flatten()
             .min()
     }
 
-    /// Drops the stops of completed requests that need no more action or write.
-    fn prune_attempts(&mut self, observed: &Observed, plan: &Plan) {
+    /// Drops the stops of completed requests that need no more action or write. Returns whether there were any.
+    fn prune_attempts(&mut self, observed: &Observed, plan: &Plan) -> bool {
         let finished = |uid: &str| {
             let request = observed.requests.iter().find(|request| request.uid == uid);
             request.is_none_or(|request| request.is_finished())
@@ -247,10 +248,12 @@ impl PodReconciler {
         let (writer, has_write) = (&self.status_writer, |uid: &str| {
             plan.writes.iter().any(|write| write.request.uid == uid)
         });
+        let before = self.state.attempts.len();
         self.state.attempts.retain(|key, attempt| {
             let uid = key.request_uid.as_str();
             attempt.in_progress || !finished(uid) || has_write(uid) || writer.is_writing(uid)
         });
+        self.state.attempts.len() < before
     }
 
     /// Acts on a plan. Returns whether the state has changed, so that a new plan is needed.
@@ -528,6 +531,26 @@ mod tests {
             reconciler.reconcile().await,
             ReconcileResult::RequeueAt(None)
         ));
+    }
+
+    /// Otherwise the control API would show it until something else happens to the Pod.
+    #[tokio::test]
+    async fn deleted_request_is_forgotten_once_its_stop_has_ended() {
+        let (mut shared, _) = node_with_panicking_runtime();
+        let request = shared.requests.list().remove(0);
+        Arc::get_mut(&mut shared).unwrap().requests = Store::from_objects([]);
+        let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"));
+        let stopped = attempt(StopStage::Stopped(Duration::ZERO), false);
+        reconciler
+            .state
+            .attempts
+            .insert(request.container_key("main"), stopped);
+        reconciler.tracked_requests.insert(request.uid.clone(), request);
+        assert!(matches!(
+            reconciler.reconcile().await,
+            ReconcileResult::RequeueAt(Some(_))
+        ));
+        assert!(matches!(reconciler.reconcile().await, ReconcileResult::Done));
     }
 
     /// The API server has reported its deletion before the watch did.
