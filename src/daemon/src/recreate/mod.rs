@@ -107,8 +107,10 @@ impl RecreateContext {
 
     /// Reconciles a Pod; returns when to do it again.
     async fn reconcile(self: Arc<Self>, key: Key) -> RequeueAfter {
-        let new = || PodReconciler::new(Arc::clone(&self), key.clone());
-        let new = || Arc::new(SharedReconciler::new(new()));
+        let new = || {
+            let reconciler = PodReconciler::new(Arc::clone(&self), key.clone());
+            Arc::new(SharedReconciler::new(reconciler))
+        };
         let reconciler = Arc::clone(self.reconcilers().entry(key.clone()).or_insert_with(new));
         let result = reconciler.lock().await.reconcile().await;
         match result {
