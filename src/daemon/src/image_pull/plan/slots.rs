@@ -81,25 +81,23 @@ impl<'a> SlotUsage<'a> {
         if self.node.protected >= limits.max_parallel {
             return None;
         }
-        let mut first_of_queues: BTreeMap<&str, (Turn, usize, PullOwner)> = BTreeMap::new();
+        let mut candidates = Vec::new();
         for (index, (_, task)) in ready.iter().enumerate() {
             let registry = task.spec.registry();
-            let queue = if limits.limits_registries() { registry } else { "" };
             for owner in pull_owners(&task.spec) {
-                if !self.has_room_for(registry, &owner.namespace, limits) {
-                    continue;
-                }
-                let turn = self.turn(task, &owner, board, limits);
-                let first = first_of_queues.get(queue);
-                if first.is_none_or(|(first, ..)| turn < *first) {
-                    first_of_queues.insert(queue, (turn, index, owner));
+                if self.has_room_for(registry, &owner.namespace, limits) {
+                    let turn = self.turn(task, &owner, board, limits);
+                    candidates.push((turn, registry, index, owner));
                 }
             }
         }
-        let next = first_of_queues
-            .into_values()
-            .min_by_key(|(turn, ..)| turn.on_node);
-        next.map(|(_, index, owner)| (index, owner))
+        // That of the one whose turn it is on the node. If another namespace is before it there, that one starts first,
+        // however many slots it has.
+        let (_, registry, ..) = candidates.iter().min_by_key(|(turn, ..)| turn.on_node)?;
+        let registry = *registry;
+        let at_registry = candidates.into_iter().filter(|(_, at, ..)| *at == registry);
+        let (_, _, index, owner) = at_registry.min_by_key(|(turn, ..)| *turn)?;
+        Some((index, owner))
     }
 
     /// Whether the namespace may have one more slot of the node and of the registry. None of a registry is reserved: one

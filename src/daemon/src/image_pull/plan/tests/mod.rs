@@ -623,6 +623,33 @@ fn namespaces_take_turns_at_a_registry() {
     assert_eq!(order, ["many-1", "few", "many-2"]);
 }
 
+/// A namespace without a pull is behind one that has two pulls of other registries, while a third one always has more.
+#[test]
+fn namespace_with_the_fewest_slots_decides_which_registry_is_next() {
+    let mut specs: BTreeMap<_, _> = (0..9)
+        .map(|n| tag_at(&format!("many-{n}.example"), "many", &format!("many-{n}")))
+        .collect();
+    specs.extend([
+        tag_at("one.example", "busy", "one"),
+        tag_at("two.example", "busy", "two"),
+    ]);
+    let mut board = TaskBoard::default();
+    board.sync_spec(&specs, &BTreeMap::new());
+    let started = start_planned(&mut board, &REGISTRY_LIMITS, at(0));
+    assert_eq!(tags(started.clone()), ["one", "many-0", "two", "many-1"]);
+    for namespace in ["busy", "idle"] {
+        specs.extend([tag_at("full.example", namespace, &format!("full-{namespace}"))]);
+        board.sync_spec(&specs, &BTreeMap::new());
+    }
+    let (mut key, mut run) = started[1].clone();
+    for (second, next) in [(1, "full-busy"), (2, "full-idle")] {
+        board.on_attempt_ended(&key, run, pulled_result(), at(second));
+        let mut started = start_planned(&mut board, &REGISTRY_LIMITS, at(second));
+        assert_eq!(tags(started.clone()), [next]);
+        (key, run) = started.remove(0);
+    }
+}
+
 #[test]
 fn stalled_pull_gives_its_registry_slot_to_another_namespace() {
     let slow = tag_at("full.example", "a", "slow");

@@ -145,7 +145,8 @@ impl Simulation {
     }
 
     /// No waiting namespace has fewer slots than the one that gets a slot, and no waiting owner in that namespace has
-    /// fewer. If registries have fewer slots than the node, this holds at each of them.
+    /// fewer. If registries have fewer slots than the node, this holds at each of them, and the namespace with the fewest
+    /// slots of the node waits for that registry.
     fn assert_fair(&self, chosen: &TagKey, for_: &PullOwner) -> Result<(), TestCaseError> {
         let count = |matches: &dyn Fn(&PullTask) -> bool| {
             let running = |&t: &&PullTask| matches!(t.stage, PullStage::Running { .. }) && matches(t);
@@ -175,6 +176,24 @@ impl Simulation {
                 "{chosen:?} was preferred to {other:?}, which has fewer slots"
             );
         }
+        let has_room = |spec: &PullSpec, owner: &PullOwner| {
+            let at_registry = count(&|t| t.spec.registry() == spec.registry());
+            of_namespace(owner) < self.limits.max_per_namespace && at_registry < self.limits.max_per_registry
+        };
+        let fewest_slots = |is_relevant: &dyn Fn(&PullSpec) -> bool| {
+            let ready = self.board.tasks().values().filter(|t| {
+                let is_active = matches!(t.stage, PullStage::Running { .. } | PullStage::Done(_));
+                !is_active && !t.stage.is_pause(at(self.now)) && is_relevant(&t.spec)
+            });
+            let owners = ready.flat_map(|t| {
+                let mut owners = pull_owners(&t.spec);
+                owners.retain(|owner| has_room(&t.spec, owner));
+                owners
+            });
+            owners.map(|owner| of_namespace(&owner)).min()
+        };
+        let at_chosen = fewest_slots(&|spec| spec.registry() == chosen_spec.registry());
+        prop_assert_eq!(at_chosen, fewest_slots(&|_| true));
         Ok(())
     }
 
