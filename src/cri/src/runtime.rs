@@ -56,7 +56,7 @@ pub trait Runtime: Send + Sync + 'static {
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), Error>;
 
     /// Runs a command in a container and waits for its end, for at most `timeout` (greater than zero). `None` if it
-    /// printed more than `most` bytes: it has ended, but its result is unknown. A runtime returns up to 32 MiB.
+    /// printed more than `max_output` bytes: it has ended, but its result is unknown. A runtime returns up to 32 MiB.
     async fn exec_sync(
         &self,
         id: &str,
