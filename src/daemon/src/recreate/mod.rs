@@ -328,6 +328,30 @@ mod tests {
         assert!(shared.ctx.stop_slots.try_acquire("team").is_some());
     }
 
+    /// Nothing else reconciles the Pod then.
+    #[tokio::test(start_paused = true)]
+    async fn pod_is_enqueued_when_a_stop_or_a_status_write_has_ended() {
+        let (mut shared, _) = node_with_panicking_runtime();
+        let (queue_tx, mut queue_rx) = mpsc::unbounded_channel();
+        Arc::get_mut(&mut shared).unwrap().queue_tx = queue_tx;
+        let pod = Some(Key::namespaced("team", "web"));
+        let (task, mut event_rx) = stop_task(&shared, None);
+        act::run(task, shared.ctx.stop_slots.try_acquire("team")).await;
+        assert_eq!(queue_rx.recv().await, pod);
+        assert!(event_rx.try_recv().is_ok());
+        let write = StatusWrite {
+            request: shared.requests.list().remove(0),
+            status: ContainerRecreateRequestStatus::default(),
+            waiting_reason: None,
+            urgency: Urgency::Now,
+        };
+        let mut writer = StatusWriter::new(Arc::clone(&shared));
+        writer.set_pending(&[write], shared.now());
+        writer.start_due(shared.now());
+        assert_eq!(queue_rx.recv().await, pod);
+        assert!(writer.try_next_written().is_some());
+    }
+
     /// A starting API server may not have loaded any role yet: a client that waits for the daemon's first status gives
     /// up soon.
     #[tokio::test(start_paused = true)]
