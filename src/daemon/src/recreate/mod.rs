@@ -336,7 +336,7 @@ mod tests {
         Arc::get_mut(&mut shared).unwrap().queue_tx = queue_tx;
         let pod = Some(Key::namespaced("team", "web"));
         let (task, mut event_rx) = stop_task(&shared, None);
-        act::run(task, shared.ctx.stop_slots.try_acquire("team")).await;
+        act::run(task).await;
         assert_eq!(queue_rx.recv().await, pod);
         assert!(event_rx.try_recv().is_ok());
         let write = StatusWrite {

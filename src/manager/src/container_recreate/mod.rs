@@ -10,32 +10,31 @@ pub mod plan;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use super::Context;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
-use plan::{Plan, plan};
+use plan::{DaemonWait, Plan, plan};
 
-/// Since when the Pod of each request has been missing.
-type MissingPods = Arc<Mutex<HashMap<Key, Timestamp>>>;
+/// What each request waits for.
+type DaemonWaits = Arc<Mutex<HashMap<Key, DaemonWait>>>;
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
     ctx.stores.synced().await;
-    let missing = MissingPods::default();
+    let waits = DaemonWaits::default();
     let (requests_tx, requests_rx) = mpsc::unbounded_channel();
-    let enqueue = enqueue_changes(ctx.clone(), Arc::clone(&missing), requests_tx);
+    let enqueue = enqueue_changes(ctx.clone(), Arc::clone(&waits), requests_tx);
     let workers = ctx.options.crr_workers;
-    let work = |key| reconcile(ctx.clone(), Arc::clone(&missing), key);
+    let work = |key| reconcile(ctx.clone(), Arc::clone(&waits), key);
     ctx.run_workers("containerrecreaterequest", workers, requests_rx, enqueue, work)
         .await;
 }
 
 /// Enqueues the requests that changed, and those whose Pod changed.
-async fn enqueue_changes(ctx: Context, missing: MissingPods, queue: mpsc::UnboundedSender<Key>) {
+async fn enqueue_changes(ctx: Context, waits: DaemonWaits, queue: mpsc::UnboundedSender<Key>) {
     let mut changes = ctx.stores.requests.subscribe();
     let mut pods = ctx.stores.pods.subscribe();
     let mut requests_by_pod: HashMap<Key, BTreeSet<Key>> = HashMap::new();
@@ -55,7 +54,7 @@ async fn enqueue_changes(ctx: Context, missing: MissingPods, queue: mpsc::Unboun
                     }
                 }
                 if change.new.is_none() {
-                    missing.lock().unwrap_or_else(PoisonError::into_inner).remove(&change.key);
+                    waits.lock().unwrap_or_else(PoisonError::into_inner).remove(&change.key);
                 }
                 queue.send(change.key).is_ok()
             }
@@ -72,24 +71,38 @@ async fn enqueue_changes(ctx: Context, missing: MissingPods, queue: mpsc::Unboun
 }
 
 /// Observes, plans and acts; returns when to requeue.
-async fn reconcile(ctx: Context, missing: MissingPods, key: Key) -> Result<RequeueAfter, Error> {
-    let missing = || missing.lock().unwrap_or_else(PoisonError::into_inner);
-    let previous = missing().remove(&key);
+async fn reconcile(ctx: Context, waits: DaemonWaits, key: Key) -> Result<RequeueAfter, Error> {
     let Some(request) = ctx.stores.requests.get(&key) else {
+        // A reconcile that was in progress when the request was deleted may have recorded it once more.
+        waits.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         return Ok(None);
     };
     let now = ctx.cluster.clock.now();
-    let pod = ctx.stores.pods.get(&key.with_name(&request.spec.pod_name));
+    let pod_key = Key {
+        namespace: key.namespace.clone(),
+        name: request.spec.pod_name.clone(),
+    };
+    let pod = ctx.stores.pods.get(&pod_key);
+    let previous = waits
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&key)
+        .cloned();
+    let plan = plan(&request, pod.as_deref(), previous.as_ref(), now);
     let Plan {
-        action,
+        action: act,
         requeue_at,
-        pod_missing_since,
-    } = plan(&request, pod.as_deref(), previous, now);
-    if let Some(since) = pod_missing_since {
-        missing().insert(key.clone(), since);
+        waiting,
+    } = plan;
+    {
+        let mut waits = waits.lock().unwrap_or_else(PoisonError::into_inner);
+        match waiting {
+            Some(waiting) => waits.insert(key.clone(), waiting),
+            None => waits.remove(&key),
+        };
     }
-    if let Some(action) = action {
-        act::execute(&ctx, &key, &request, pod.as_deref(), action, now).await?;
+    if let Some(act) = act {
+        act::execute(&ctx, &key, &request, pod.as_deref(), act, now).await?;
     }
     Ok(requeue_at.map(|at| duration_until(at, now)))
 }
@@ -97,20 +110,25 @@ async fn reconcile(ctx: Context, missing: MissingPods, key: Key) -> Result<Reque
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use jiff::Timestamp;
     use kube::client::Body;
 
     use super::*;
+    use plan::DaemonTask;
 
-    /// A reconcile that was in progress when the request was deleted may have recorded it once more.
     #[tokio::test]
-    async fn deleted_request_of_a_missing_pod_is_forgotten() {
+    async fn wait_of_a_deleted_request_is_dropped() {
         let service = tower::service_fn(|_: http::Request<Body>| {
             std::future::ready(http::Response::builder().status(500).body(Body::empty()))
         });
         let ctx = Context::for_test(kube::Client::new(service, "default"));
-        let (missing, key) = (MissingPods::default(), Key::namespaced("n", "r"));
-        missing.lock().unwrap().insert(key.clone(), Timestamp::UNIX_EPOCH);
-        assert_eq!(reconcile(ctx, Arc::clone(&missing), key).await.unwrap(), None);
-        assert!(missing.lock().unwrap().is_empty());
+        let (waits, key) = (DaemonWaits::default(), Key::namespaced("n", "r"));
+        let wait = DaemonWait {
+            task: DaemonTask::EndRequest,
+            since: Timestamp::UNIX_EPOCH,
+        };
+        waits.lock().unwrap().insert(key.clone(), wait);
+        assert_eq!(reconcile(ctx, Arc::clone(&waits), key).await.unwrap(), None);
+        assert!(waits.lock().unwrap().is_empty());
     }
 }

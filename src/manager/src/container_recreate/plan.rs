@@ -1,8 +1,8 @@
 //! What the manager does about a ContainerRecreateRequest.
 //!
 //! The daemon executes requests. The manager sets what admission could not, marks the Pod not ready, completes requests
-//! that their daemon does not complete, and cleans up. The daemon gets [`DAEMON_GRACE`] to complete one itself, so that
-//! the two do not write the same thing.
+//! that their daemon does not complete, and cleans up. Our own daemon gets [`DAEMON_GRACE`] for its part, so that the
+//! two do not write the same thing.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use kruise_api::container_recreate_request::{
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 
-/// Time that the daemon gets to complete a request.
+/// Time that our daemon gets for its own part.
 pub const DAEMON_GRACE: SignedDuration = SignedDuration::from_secs(1);
 /// Maximum time until a daemon takes a request.
 pub const NO_RESPONSE_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
@@ -61,8 +61,26 @@ pub struct Plan {
     pub action: Option<Action>,
     /// When to reconcile although nothing has changed.
     pub requeue_at: Option<Timestamp>,
-    /// Since when the Pod has been missing; input of the next plan.
-    pub pod_missing_since: Option<Timestamp>,
+    /// What the plan waits for, and since when; input of the next plan.
+    pub waiting: Option<DaemonWait>,
+}
+
+/// Something that the daemon gets time for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DaemonWait {
+    /// What the daemon should do.
+    pub task: DaemonTask,
+    /// Start of the wait.
+    pub since: Timestamp,
+}
+
+/// What the daemon gets time for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DaemonTask {
+    /// To complete a request whose Pod was deleted.
+    EndRequest,
+    /// To write this snapshot.
+    WriteSnapshot(Vec<Snapshot>),
 }
 
 impl Plan {
@@ -85,7 +103,7 @@ impl Plan {
 pub fn plan(
     request: &ContainerRecreateRequest,
     pod: Option<&PodView>,
-    pod_missing_since: Option<Timestamp>,
+    previous: Option<&DaemonWait>,
     now: Timestamp,
 ) -> Plan {
     let status = request.status.clone().unwrap_or_default();
@@ -93,9 +111,7 @@ pub fn plan(
         return plan_finished(request, &status, now);
     }
     let Some(pod) = pod.filter(|p| !p.terminating && targets_pod(request, p)) else {
-        // The API server's clock may have been set back meanwhile.
-        let since = pod_missing_since.map_or(now, |since| since.min(now));
-        return plan_pod_deleted(request, status, since, now);
+        return plan_pod_deleted(request, &status, previous, now);
     };
     let not_started = status.phase.as_str().is_empty();
     if let Some(message) = timed_out(request, &status, now) {
@@ -138,7 +154,27 @@ pub fn plan(
     if own_daemon || new.is_empty() || new == status.container_status_snapshot {
         return Plan::wait_until(wake);
     }
-    Plan::with_action(Action::WriteSnapshot(new))
+    let (since, wait_ends) = daemon_wait(&DaemonTask::WriteSnapshot(new.clone()), previous, now);
+    if now >= wait_ends {
+        return Plan::with_action(Action::WriteSnapshot(new));
+    }
+    Plan {
+        action: None,
+        requeue_at: wake.into_iter().chain([wait_ends]).min(),
+        waiting: Some(DaemonWait {
+            task: DaemonTask::WriteSnapshot(new),
+            since,
+        }),
+    }
+}
+
+/// Start and end of the wait for a task.
+fn daemon_wait(task: &DaemonTask, previous: Option<&DaemonWait>, now: Timestamp) -> (Timestamp, Timestamp) {
+    // The API server's clock may have been set back meanwhile.
+    let since = previous
+        .filter(|w| w.task == *task)
+        .map_or(now, |w| w.since.min(now));
+    (since, add(since, DAEMON_GRACE))
 }
 
 fn plan_finished(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) -> Plan {
@@ -165,17 +201,22 @@ fn plan_finished(request: &ContainerRecreateRequest, status: &Status, now: Times
 
 fn plan_pod_deleted(
     request: &ContainerRecreateRequest,
-    status: Status,
-    since: Timestamp,
+    status: &Status,
+    previous: Option<&DaemonWait>,
     now: Timestamp,
 ) -> Plan {
-    let wait_ends = add(since, DAEMON_GRACE);
+    let (since, wait_ends) = daemon_wait(&DaemonTask::EndRequest, previous, now);
     if now >= wait_ends {
-        return Plan::with_action(complete_action(request, status, POD_GONE_MESSAGE, now));
+        return Plan::with_action(complete_action(request, status.clone(), POD_GONE_MESSAGE, now));
     }
+    let next_deadline = deadline_at(request).into_iter().chain([wait_ends]).min();
     Plan {
-        pod_missing_since: Some(since),
-        ..Plan::wait_until(Some(wait_ends))
+        action: None,
+        requeue_at: next_deadline.filter(|at| *at > now).or(Some(wait_ends)),
+        waiting: Some(DaemonWait {
+            task: DaemonTask::EndRequest,
+            since,
+        }),
     }
 }
 

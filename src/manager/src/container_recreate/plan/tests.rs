@@ -110,7 +110,7 @@ fn deleted_pod_ends_the_request_after_grace() {
     for missing in [None, Some(&other)] {
         let first = plan(&request(), missing, None, at(5));
         assert_eq!((&first.action, first.requeue_at), (&None, Some(at(6))));
-        let then = plan(&request(), missing, first.pod_missing_since, at(6));
+        let then = plan(&request(), missing, first.waiting.as_ref(), at(6));
         assert!(
             matches!(then.action, Some(Action::Complete(s)) if s.message.as_deref() == Some(POD_GONE_MESSAGE))
         );
@@ -119,11 +119,14 @@ fn deleted_pod_ends_the_request_after_grace() {
 
 #[test]
 fn request_of_a_deleted_pod_ends_in_time_when_the_clock_is_set_back() {
-    let set_back = plan(&request(), None, Some(at(3600)), at(5));
-    let (since, requeue_at) = (Some(at(5)), Some(at(6)));
+    let ahead = DaemonWait {
+        task: DaemonTask::EndRequest,
+        since: at(3600),
+    };
+    let set_back = plan(&request(), None, Some(&ahead), at(5));
     assert_eq!(
-        (set_back.pod_missing_since, set_back.requeue_at),
-        (since, requeue_at)
+        (set_back.waiting.unwrap().since, set_back.requeue_at),
+        (at(5), Some(at(6)))
     );
 }
 
@@ -275,13 +278,19 @@ fn snapshot_is_written_only_for_foreign_daemons() {
     old.containers[0].restarts = 0;
     assert_eq!(plan(&busy, Some(&old), None, at(5)), Plan::default());
     let new = pod("containerd://new");
-    let Some(Action::WriteSnapshot(snapshot)) = plan(&busy, Some(&new), None, at(6)).action else {
+    let first = plan(&busy, Some(&new), None, at(5));
+    assert_eq!((&first.action, first.requeue_at), (&None, Some(at(6))));
+    let Some(Action::WriteSnapshot(snapshot)) = plan(&busy, Some(&new), first.waiting.as_ref(), at(6)).action
+    else {
         panic!("no snapshot")
     };
     let mut own_daemon = busy.clone();
     own_daemon.status.as_mut().unwrap().container_recreate_states[0].container_id =
         Some("containerd://old".into());
-    assert_eq!(plan(&own_daemon, Some(&new), None, at(6)), Plan::default());
+    assert_eq!(
+        plan(&own_daemon, Some(&new), first.waiting.as_ref(), at(6)),
+        Plan::default()
+    );
     let mut recorded = busy.clone();
     recorded.status.as_mut().unwrap().container_status_snapshot = snapshot;
     assert_eq!(plan(&recorded, Some(&new), None, at(7)), Plan::default());
@@ -330,10 +339,10 @@ proptest! {
         request.spec.strategy = Some(Strategy_ { unready_grace_period_seconds: grace.then_some(1), ..Strategy_::default() });
         let mut pod = pod(&id);
         pod.has_readiness_gate = gate;
-        let (mut now, mut missing_since, mut not_ready) = (0, None, false);
+        let (mut now, mut waiting, mut not_ready) = (0, None, false);
         for _ in 0..40 {
-            let plan = plan(&request, pod_exists.then_some(&pod), missing_since, at(now));
-            missing_since = plan.pod_missing_since;
+            let plan = plan(&request, pod_exists.then_some(&pod), waiting.as_ref(), at(now));
+            waiting = plan.waiting;
             let status = request.status.get_or_insert_default();
             match plan.action {
                 Some(Action::SetLabels(l)) => request.metadata.labels.get_or_insert_default().extend(l),
