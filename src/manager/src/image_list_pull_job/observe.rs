@@ -73,7 +73,7 @@ impl Index {
     }
 
     /// Applies one change; returns the affected jobs.
-    fn apply(&mut self, event: &WatchEvent) -> Vec<Key> {
+    pub fn apply(&mut self, event: &WatchEvent) -> Vec<Key> {
         match event {
             WatchEvent::List(Change { key, old, new }) => {
                 match (old, new) {
