@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 
 use super::control::DEFAULT_SOCKET;
-use super::image_pull::plan::start_jitter::MAX_START_JITTER;
+use super::image_pull::plan::MAX_START_JITTER;
 use kruise_api::node_image::MAX_PIN_SECONDS;
 use kruise_ops::FeatureGates;
 use kruise_ops::flag_values::{duration, or, path};

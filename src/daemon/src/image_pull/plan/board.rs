@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::start_jitter::StartJitter;
-use super::{
+use super::task::{
     ATTEMPT_BACKOFF, AttemptResult, AttemptRetry, PullOwner, PullProgress, PullSpec, PullStage, PullStep,
     PullTask, TagKey, UNREADABLE_ENTRY, pull_owners,
 };

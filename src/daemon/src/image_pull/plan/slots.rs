@@ -2,7 +2,39 @@
 
 use std::collections::BTreeMap;
 
-use super::{PullLimits, PullOwner, PullTask, TagKey, TaskBoard, pull_owners};
+use super::board::TaskBoard;
+use super::task::{PullOwner, PullTask, TagKey, pull_owners};
+
+/// Limits of concurrent pulls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PullLimits {
+    /// Maximum concurrent attempts, at least 1.
+    pub max_parallel: usize,
+    /// Maximum concurrent attempts on behalf of one namespace, at least 1.
+    pub max_per_namespace: usize,
+    /// Maximum concurrent attempts at one registry, at least 1. It has an effect if it is less than `max_parallel`.
+    pub max_per_registry: usize,
+    /// Whether a runtime is ready to pull.
+    pub runtime_ready: bool,
+}
+
+impl PullLimits {
+    /// The limits of a node: one slot is reserved, so that a namespace whose registry never answers does not occupy all
+    /// slots. Those of a registry are not limited.
+    pub fn for_node(max_parallel: usize, runtime_ready: bool) -> Self {
+        Self {
+            max_parallel,
+            max_per_namespace: max_parallel.saturating_sub(1).max(1),
+            max_per_registry: max_parallel,
+            runtime_ready,
+        }
+    }
+
+    /// Whether a registry has fewer slots than the node.
+    pub fn limits_registries(&self) -> bool {
+        self.max_per_registry < self.max_parallel
+    }
+}
 
 /// Slots of the node or of one registry.
 #[derive(Default)]

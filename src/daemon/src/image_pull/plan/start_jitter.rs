@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{PullSpec, TagKey};
-
-/// Maximum of the jitter: the manager may count a daemon that has reported nothing for ten minutes as dead.
-pub const MAX_START_JITTER: Duration = Duration::from_secs(300);
+use super::task::{MAX_START_JITTER, PullSpec, TagKey};
 
 /// The jitter of one node.
 #[derive(Debug, Clone, Default)]

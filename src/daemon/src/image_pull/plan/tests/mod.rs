@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use super::board::AttemptOutcome;
 use super::start_jitter::StartJitter;
 use super::*;
-use kruise_api::node_image::ImagePullPhase;
+use kruise_api::node_image::{ImagePullPhase, ImageTagStatus};
 
 pub(super) const START: i64 = 1_800_000_000;
 

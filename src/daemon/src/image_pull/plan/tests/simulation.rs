@@ -1,7 +1,10 @@
 //! Complete histories of boards: any specs and any results of attempts.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 
+use super::super::task::pull_owners;
 use super::*;
 
 #[derive(Debug, Clone)]
