@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::RecreateContext;
+use super::context::{NAME, RecreateContext};
 use super::plan::{ContainerKey, StopAction};
 use crate::hook;
 use crate::pods::{MIN_GRACE_PERIOD, NodePod};
@@ -66,7 +66,7 @@ pub async fn run(task: StopTask) {
         "{}/{}, container {}",
         task.pod.namespace, task.pod.name, task.action.key.container
     );
-    let result = panics::catch_panic(super::NAME, object, task.run()).await;
+    let result = panics::catch_panic(NAME, object, task.run()).await;
     if let Err(panic) = result {
         task.send_event(TaskEventKind::Failed {
             error: panic.to_string(),
@@ -91,12 +91,7 @@ impl StopTask {
         }
         let description = format!("stopping container {} of Pod {}", key.container, self.pod.name);
         let timeout = action.grace_period.saturating_add(MIN_GRACE_PERIOD);
-        let _progress = self
-            .shared
-            .ctx
-            .health
-            .progress
-            .begin(super::NAME, description, timeout);
+        let _progress = self.shared.ctx.health.progress.begin(NAME, description, timeout);
         let mut grace_spent = Duration::ZERO;
         if action.run_hook {
             if self.may_run().await {

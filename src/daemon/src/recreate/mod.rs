@@ -9,6 +9,7 @@
 //! sent to that same container again. A stopped container is identified by its ID and never mistaken for its successor.
 
 mod act;
+mod context;
 mod observe;
 pub mod plan;
 mod pod_reconciler;
@@ -20,7 +21,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::future::join_all;
-use jiff::Timestamp;
 use kube::Api;
 use kube::api::ListParams;
 use tokio::sync::mpsc;
@@ -28,79 +28,64 @@ use tokio::time::Instant;
 
 use super::Context;
 use super::pods::NodePod;
+use context::{NAME, RecreateContext};
 use kruise_api::container_recreate_request::{ContainerRecreateRequest, MAX_REQUEST_BYTES};
 use kruise_api::keys;
 use kruise_cluster::queue::{self, ReconcileError, RequeueAfter};
 use kruise_cluster::{Bounded, Key, Store};
-use plan::{Clocks, RecreateRequest};
 use pod_reconciler::{PodReconciler, ReconcileResult};
 use runtime_queue::RuntimeQueue;
 
-/// The controller's name in `/healthz`.
-const NAME: &str = "recreate";
 /// Pods that are reconciled at once: more than a node has, because each waits for its turn at the runtime.
 const WORKERS: usize = 1000;
 
 /// The queue runs one reconcile of a Pod at a time; the lock is for the last status at shutdown.
 type SharedReconciler = tokio::sync::Mutex<PodReconciler>;
-/// The Pods that have requests.
-type Reconcilers = HashMap<Key, Arc<SharedReconciler>>;
 
-/// What all Pods share.
-struct RecreateContext {
-    ctx: Context,
-    requests: Store<RecreateRequest>,
-    pods: Store<NodePod>,
-    started_at: Instant,
-    runtime_queue: RuntimeQueue,
-    reconcilers: Mutex<Reconcilers>,
-    queue_tx: mpsc::UnboundedSender<Key>,
+/// The Pods that have requests.
+struct Reconcilers {
+    shared: Arc<RecreateContext>,
+    by_pod: Mutex<HashMap<Key, Arc<SharedReconciler>>>,
 }
 
-impl RecreateContext {
-    fn now(&self) -> Clocks {
-        Clocks {
-            api: self.ctx.cluster.clock.now(),
-            wall: Timestamp::now(),
-            mono: self.started_at.elapsed(),
+impl Reconcilers {
+    fn new(shared: Arc<RecreateContext>) -> Self {
+        Self {
+            shared,
+            by_pod: Mutex::default(),
         }
     }
 
-    fn reconcilers(&self) -> MutexGuard<'_, Reconcilers> {
-        self.reconcilers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Lets the Pod of that key be reconciled.
-    fn enqueue(&self, pod: Key) {
-        // The receiver lives until shutdown.
-        let _ = self.queue_tx.send(pod);
+    fn by_pod(&self) -> MutexGuard<'_, HashMap<Key, Arc<SharedReconciler>>> {
+        self.by_pod.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enqueues a Pod when its requests change, and one with requests when it changes itself, or a runtime appears or
     /// disappears.
     async fn enqueue_changes(&self) -> Error {
-        self.pods.wait_until_synced().await;
-        self.requests.wait_until_synced().await;
-        let mut requests = self.requests.subscribe();
-        let mut pods = self.pods.subscribe();
-        let mut runtimes = self.ctx.runtimes.subscribe();
+        let shared = &self.shared;
+        shared.pods.wait_until_synced().await;
+        shared.requests.wait_until_synced().await;
+        let mut requests = shared.requests.subscribe();
+        let mut pods = shared.pods.subscribe();
+        let mut runtimes = shared.ctx.runtimes.subscribe();
         loop {
             tokio::select! {
                 change = requests.recv() => {
                     let Some(change) = change else { return Error::WatchEnded("ContainerRecreateRequests") };
                     if let Some(request) = change.new.or(change.old) {
-                        self.enqueue(pod_key(&request));
+                        shared.enqueue(request.pod_key());
                     }
                 }
                 change = pods.recv() => {
                     let Some(change) = change else { return Error::WatchEnded("Pods") };
-                    let has_requests = self.reconcilers().contains_key(&change.key);
+                    let has_requests = self.by_pod().contains_key(&change.key);
                     if has_requests {
-                        self.enqueue(change.key);
+                        shared.enqueue(change.key);
                     }
                 }
                 // The sender lives as long as the context that we own.
-                Ok(()) = runtimes.changed() => self.reconcilers().keys().cloned().for_each(|pod| self.enqueue(pod)),
+                Ok(()) = runtimes.changed() => self.by_pod().keys().cloned().for_each(|pod| shared.enqueue(pod)),
             }
         }
     }
@@ -108,15 +93,15 @@ impl RecreateContext {
     /// Reconciles a Pod; returns when to do it again.
     async fn reconcile(self: Arc<Self>, key: Key) -> RequeueAfter {
         let new = || {
-            let reconciler = PodReconciler::new(Arc::clone(&self), key.clone());
+            let reconciler = PodReconciler::new(Arc::clone(&self.shared), key.clone());
             Arc::new(SharedReconciler::new(reconciler))
         };
-        let reconciler = Arc::clone(self.reconcilers().entry(key.clone()).or_insert_with(new));
+        let reconciler = Arc::clone(self.by_pod().entry(key.clone()).or_insert_with(new));
         let result = reconciler.lock().await.reconcile().await;
         match result {
-            ReconcileResult::RequeueAt(at) => at.map(|at| at.saturating_sub(self.now().mono)),
+            ReconcileResult::RequeueAt(at) => at.map(|at| at.saturating_sub(self.shared.now().mono)),
             ReconcileResult::Done => {
-                self.reconcilers().remove(&key);
+                self.by_pod().remove(&key);
                 None
             }
         }
@@ -147,35 +132,30 @@ pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
     );
     let (queue_tx, queue_rx) = mpsc::unbounded_channel();
     let (progress, shutdown) = (ctx.health.progress.clone(), ctx.shutdown.clone());
-    let shared = Arc::new(RecreateContext {
+    let reconcilers = Arc::new(Reconcilers::new(Arc::new(RecreateContext {
         ctx,
         requests,
         pods,
         started_at: Instant::now(),
         runtime_queue: RuntimeQueue::default(),
-        reconcilers: Mutex::default(),
         queue_tx,
-    });
+    })));
     let workers = queue::run(NAME, queue_rx, WORKERS, &progress, shutdown, |key| {
-        let reconcile = Arc::clone(&shared).reconcile(key);
+        let reconcile = Arc::clone(&reconcilers).reconcile(key);
         async move { Ok::<_, ReconcileError>(reconcile.await) }
     });
     tokio::select! {
         () = watch => return Err(Error::WatchEnded("ContainerRecreateRequests")),
-        error = shared.enqueue_changes() => return Err(error),
+        error = reconcilers.enqueue_changes() => return Err(error),
         () = workers => {}
     }
     // The process waits for the last statuses, up to its own shutdown timeout.
-    let reconcilers: Vec<_> = shared.reconcilers().drain().collect();
-    let flushes = reconcilers.into_iter().map(|(_, reconciler)| async move {
+    let last: Vec<_> = reconcilers.by_pod().drain().collect();
+    let flushes = last.into_iter().map(|(_, reconciler)| async move {
         reconciler.lock().await.flush_status().await;
     });
     join_all(flushes).await;
     Ok(())
-}
-
-fn pod_key(request: &RecreateRequest) -> Key {
-    Key::namespaced(&request.namespace, &request.pod_name)
 }
 
 #[cfg(test)]
@@ -188,7 +168,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::act::{StopTask, TaskEventKind};
-    use super::plan::{StatusWrite, StopAction, Urgency};
+    use super::plan::{RecreateRequest, StatusWrite, StopAction, Urgency};
     use super::status_writer::StatusWriter;
     use super::*;
     use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
@@ -233,7 +213,6 @@ mod tests {
             pods: Store::from_objects([(key, pod)]),
             started_at: Instant::now(),
             runtime_queue: RuntimeQueue::default(),
-            reconcilers: Mutex::default(),
             queue_tx: mpsc::unbounded_channel().0,
         };
         (Arc::new(shared), written)
@@ -246,11 +225,12 @@ mod tests {
     #[tokio::test]
     async fn pod_without_requests_is_forgotten() {
         let (shared, _) = node_with_panicking_runtime();
+        let reconcilers = Arc::new(Reconcilers::new(shared));
         let (busy, idle) = (Key::namespaced("team", "web"), Key::namespaced("team", "idle"));
         for pod in [&busy, &idle] {
-            Arc::clone(&shared).reconcile(pod.clone()).await;
+            Arc::clone(&reconcilers).reconcile(pod.clone()).await;
         }
-        assert!(shared.reconcilers().keys().eq([&busy]));
+        assert!(reconcilers.by_pod().keys().eq([&busy]));
     }
 
     /// A stop of the Pod's container with this deadline.

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use tokio::time::timeout;
 
-use super::RecreateContext;
+use super::context::RecreateContext;
 use super::plan::{
     ObservedContainer, PodObservation, RecreateRequest, RequestedContainer, RunState, RuntimeObservation,
 };

@@ -10,8 +10,8 @@ use kube::Resource;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::RecreateContext;
 use super::act::{self, StopTask, TaskEvent, TaskEventKind};
+use super::context::RecreateContext;
 use super::observe::{self, RuntimeObserver};
 use super::plan::{
     self, Observed, Plan, PodObservation, RecreateRequest, RecreateState, RuntimeObservation, StatusWrite,
@@ -100,7 +100,7 @@ impl PodReconciler {
     fn is_watch_behind(&self) -> bool {
         let watched = self.shared.requests.list();
         let mut watched = watched.iter();
-        watched.any(|request| super::pod_key(request) == self.key && !request.is_finished())
+        watched.any(|request| request.pod_key() == self.key && !request.is_finished())
     }
 
     /// Handles what the tasks have reported.
@@ -119,7 +119,7 @@ impl PodReconciler {
     /// The newest versions of the Pod's requests that are not completed or still have a stop in progress.
     fn sync_requests(&mut self) -> Vec<Arc<RecreateRequest>> {
         let mut watched = self.shared.requests.list();
-        watched.retain(|request| super::pod_key(request) == self.key);
+        watched.retain(|request| request.pod_key() == self.key);
         let watched_uids: BTreeSet<String> = watched.iter().map(|request| request.uid.clone()).collect();
         let unwatched = self
             .tracked_requests

@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
+use super::context::{NAME, RecreateContext};
 use super::plan::{Clocks, RecreateRequest, StatusWrite, Urgency};
 use super::report::{self, StatusWriteResult};
-use super::{RecreateContext, pod_key};
 use kruise_api::backoff::Backoff;
 use kruise_api::unconfirmed::Unconfirmed;
 use kruise_cluster as cluster;
@@ -175,7 +175,7 @@ impl StatusWriter {
         // Covers the patch, and a read after a conflict.
         let timeout = cluster::write::REQUEST_TIMEOUT * 2;
         let progress = &shared.ctx.health.progress;
-        let step = progress.begin(super::NAME, description, timeout);
+        let step = progress.begin(NAME, description, timeout);
         tokio::spawn(async move {
             let _step = step;
             let call = async {
@@ -185,9 +185,9 @@ impl StatusWriter {
                     None => report::read_request(cluster, &request).await,
                 }
             };
-            let result = catch_panic(super::NAME, &request.uid, call).await;
+            let result = catch_panic(NAME, &request.uid, call).await;
             let result = result.unwrap_or_else(|panicked| StatusWriteResult::Failed(panicked.into()));
-            let pod = pod_key(&request);
+            let pod = request.pod_key();
             // The receiver is dropped only when nothing is in flight.
             let _ = result_tx.send((request, write, result));
             shared.enqueue(pod);

@@ -12,6 +12,7 @@ use kruise_api::container_recreate_request::{
     ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus as Status,
     ContainerRecreateRequestStrategy as Strategy,
 };
+use kruise_cluster::Key;
 
 /// The same moment on three clocks. Times of different clocks are never compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,12 @@ pub struct RecreateRequest {
 }
 
 impl RecreateRequest {
+    /// The key of its Pod.
+    #[must_use]
+    pub fn pod_key(&self) -> Key {
+        Key::namespaced(&self.namespace, &self.pod_name)
+    }
+
     /// Whether it has ended, or is being deleted.
     #[must_use]
     pub fn is_finished(&self) -> bool {
