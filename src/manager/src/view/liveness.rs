@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{NamedPort, with_port_number};
+use super::ports::{NamedPort, with_port_number};
 use kruise_api::keys;
 use kruise_api::node_pod_probe::{ContainerProbe, MAX_PROBES_OF_POD, liveness_name};
 use kruise_api::owner::{Owner, controller_of_our_group};

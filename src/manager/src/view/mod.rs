@@ -13,6 +13,7 @@ mod node_image;
 mod owned;
 mod pod;
 mod pool;
+mod ports;
 mod raw_pod;
 mod reported_probes;
 
@@ -25,6 +26,7 @@ pub use node::NodeView;
 pub use node_image::{ImageTag, TagRequest};
 pub use node_image::{NodeImageView, TagOwner, TagStatusView, TagView, progress_hash};
 pub use owned::{ClaimView, RevisionView};
-pub use pod::{ContainerView, NamedPort, PodView, barrier_config_map, barrier_key, with_port_number};
+pub use pod::{ContainerView, PodView, barrier_config_map, barrier_key};
+pub use ports::{NamedPort, with_port_number};
 pub use raw_pod::RawPod;
 pub use reported_probes::ReportedProbes;

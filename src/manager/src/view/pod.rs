@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Probe;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
 use super::job_pod::{by_name, ended_for_good};
-use super::{JobPod, LivenessPod, RawPod, ReportedProbes, Workload};
+use super::ports::{NamedPort, named_ports};
+use super::raw_pod::{RawPod, items, text};
+use super::{JobPod, LivenessPod, ReportedProbes, Workload};
 use kruise_api::cloneset::string_map;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
@@ -64,17 +64,6 @@ pub struct PodView {
     pub reported_probes: Option<Box<ReportedProbes>>,
     /// What a workload needs; only for Pods that a CloneSet controls, for orphans, and for Pods that record SidecarSets.
     pub workload_pod: Option<Arc<in_place::Pod>>,
-}
-
-/// A port with a name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NamedPort {
-    /// Name of the container.
-    pub container: Box<str>,
-    /// Name of the port.
-    pub name: Box<str>,
-    /// Its number.
-    pub number: u16,
 }
 
 /// The status of one container.
@@ -207,37 +196,6 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
         .collect()
 }
 
-fn named_ports(spec: &Value) -> Box<[NamedPort]> {
-    let of_container = |container: &Value| -> Vec<NamedPort> {
-        let ports = items(&container["ports"]).filter_map(|port| {
-            Some(NamedPort {
-                container: container["name"].as_str()?.into(),
-                name: port["name"].as_str().filter(|name| !name.is_empty())?.into(),
-                number: port["containerPort"].as_u64()?.try_into().ok()?,
-            })
-        });
-        ports.collect()
-    };
-    items(&spec["containers"]).flat_map(of_container).collect()
-}
-
-/// The probe of a container with the number of its port; `None` if no port of the container has that name.
-#[must_use]
-pub fn with_port_number(mut probe: Probe, container: &str, ports: &[NamedPort]) -> Option<Probe> {
-    let http = probe.http_get.as_mut().map(|get| &mut get.port);
-    let tcp = probe.tcp_socket.as_mut().map(|tcp| &mut tcp.port);
-    for port in [http, tcp].into_iter().flatten() {
-        let IntOrString::String(name) = port else { continue };
-        let mut own = ports.iter().filter(|port| *port.container == *container);
-        let named = own.find(|port| *port.name == **name);
-        let number = named
-            .map(|port| i32::from(port.number))
-            .or_else(|| name.parse().ok())?;
-        *port = IntOrString::Int(number);
-    }
-    Some(probe)
-}
-
 fn container(status: &Value) -> ContainerView {
     ContainerView {
         name: text(&status["name"]),
@@ -249,12 +207,4 @@ fn container(status: &Value) -> ContainerView {
             .and_then(|count| count.try_into().ok())
             .unwrap_or_default(),
     }
-}
-
-pub(super) fn items(list: &Value) -> impl Iterator<Item = &Value> {
-    list.as_array().into_iter().flatten()
-}
-
-pub(super) fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
 }

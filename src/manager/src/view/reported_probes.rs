@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::pod::{items, text};
+use super::raw_pod::{items, text};
 use kruise_api::keys;
 use kruise_api::node_pod_probe::{ContainerProbeState, MAX_PROBES_OF_POD, ProbeState};
 use kruise_api::pod_probe_marker::{PodContainerProbe, RESERVED_CONDITION_TYPES};
