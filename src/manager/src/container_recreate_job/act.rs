@@ -16,7 +16,7 @@ use super::observe::{CachedJob, versioned_job, versioned_request};
 use super::plan::{
     Memory, Plan, Refusal, RestartedContainers, Target, controller_kind, is_due, job_of, pod_uid,
 };
-use super::{ControllerState, FAILED_RETRY, JobState, REFUSED_RETRY};
+use super::state::{ControllerState, JobState, Workload};
 use crate::context::fetch_all;
 use crate::restarts::stop_limit;
 use crate::view::{PodView, RawPod};
@@ -30,6 +30,11 @@ use kruise_cluster::{Error, EventType, Key, write};
 
 /// Fields of the status that may be absent.
 const OPTIONAL_STATUS_FIELDS: [&str; 4] = ["startTime", "completionTime", "failedPods", "conditions"];
+/// Pause before a refused creation is repeated, and a workload that cannot be read is read again: it succeeds after a
+/// change of a quota, a policy or a role.
+pub const REFUSED_RETRY: Duration = Duration::from_secs(30);
+/// The same after a failure that may end soon, such as a webhook without endpoints. The status shows it meanwhile.
+const FAILED_RETRY: Duration = Duration::from_secs(5);
 /// Requests that are created at once.
 const CONCURRENT_CREATIONS: usize = 16;
 /// ReplicaSets or Pods in one page.
@@ -71,16 +76,6 @@ pub async fn fetch_unknown(shared: &ControllerState, key: &Key, state: &mut JobS
         state.unknown.remove(&name);
     }
     Ok(())
-}
-
-/// The workload of a job, and the controllers of its Pods.
-#[derive(Clone, Debug, Default)]
-pub struct Workload {
-    uid: String,
-    /// Kind and UID of the controllers of its Pods.
-    pub owners: BTreeSet<(OwnerKind, Box<str>)>,
-    /// UIDs of ReplicaSets that were looked for.
-    known: BTreeSet<Box<str>>,
 }
 
 /// Metadata of a workload.

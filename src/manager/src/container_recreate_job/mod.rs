@@ -9,9 +9,10 @@
 mod act;
 mod observe;
 pub mod plan;
+mod state;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kube::Api;
@@ -21,63 +22,24 @@ use tokio::sync::mpsc;
 use super::Context;
 use super::namespace_limit::NamespaceLimit;
 use super::restarts::{Planning, counts_until};
-use super::status_pacer::StatusPacer;
-use act::WorkloadAtEnd;
+use act::{REFUSED_RETRY, WorkloadAtEnd};
 use kruise_api::container_recreate_job::{COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus};
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
-use kruise_cluster::{Error, Key};
-use observe::{Index, watch_events};
-use plan::{Memory, Observed, Target, is_of_job, is_unfinished, plan, pod_uid, restarted_since};
+use kruise_cluster::{Error, Key, WatchEvents};
+use observe::{NAME, WatchEvent, watch_events};
+use plan::{Observed, Target, is_of_job, is_unfinished, plan, pod_uid, restarted_since};
+use state::{ControllerState, JobState};
 
-/// Name in logs and metrics.
-const NAME: &str = "containerrecreatejob";
 /// Jobs that are processed at once.
 const WORKERS: usize = 4;
 /// Of these, those that the jobs of one namespace can take: theirs may have thousands of Pods.
 const MAX_PER_NAMESPACE: usize = 2;
-/// Pause before a refused creation is repeated, and a workload that cannot be read is read again: it succeeds after a
-/// change of a quota, a policy or a role.
-const REFUSED_RETRY: Duration = Duration::from_secs(30);
-
-/// The same after a failure that may end soon, such as a webhook without endpoints. The status shows it meanwhile.
-const FAILED_RETRY: Duration = Duration::from_secs(5);
-
 /// Pause before a workload that is being deleted is looked at again.
 const TERMINATING_RECHECK: Duration = Duration::from_secs(10);
 
 /// Pause before the watch is compared with a list again.
 const WATCH_RECHECK: Duration = Duration::from_secs(5);
-
-/// What all reconciles share.
-struct ControllerState {
-    manager: Context,
-    index: Mutex<Index>,
-    states: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<JobState>>>>,
-}
-
-/// What is kept of a job between reconciles.
-#[derive(Default)]
-struct JobState {
-    uid: String,
-    status_pacer: StatusPacer,
-    memory: Memory,
-    /// Names of requests whose creation had no answer.
-    unknown: BTreeSet<String>,
-    workload: Option<act::Workload>,
-    /// When the workload and the Pods were read last before the end of the job, if it could not end.
-    looked_at: Option<Instant>,
-}
-
-impl ControllerState {
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn states(&self) -> MutexGuard<'_, HashMap<Key, Arc<tokio::sync::Mutex<JobState>>>> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Runs until shutdown. Without the CRD, or the role, there is nothing to do.
 pub async fn run(ctx: Context) {
@@ -95,7 +57,7 @@ pub async fn run(ctx: Context) {
     let (pods, requests) = (ctx.stores.pods.subscribe(), ctx.stores.requests.subscribe());
     let events = watch_events(pods, requests, jobs.subscribe());
     let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, keys_tx.clone());
-    let enqueue = observe::enqueue_changes(Arc::clone(&shared), events, keys_tx);
+    let enqueue = enqueue_changes(Arc::clone(&shared), events, keys_tx);
     let work = |key: Key| {
         let shared = Arc::clone(&shared);
         let namespace_limit = namespace_limit.clone();
@@ -105,6 +67,18 @@ pub async fn run(ctx: Context) {
         () = ctx.run_workers(NAME, WORKERS, keys_rx, enqueue, work) => {}
         () = watching => {}
     }
+}
+
+/// Enqueues the affected jobs.
+async fn enqueue_changes(
+    shared: Arc<ControllerState>,
+    events: WatchEvents<WatchEvent>,
+    keys: mpsc::UnboundedSender<Key>,
+) {
+    let pods = &shared.manager.stores.pods;
+    events
+        .send_affected(keys, |event| shared.index().apply(event, pods))
+        .await;
 }
 
 /// Whether that is the status of a job that has completed.

@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::ControllerState;
 use super::plan::{JobSelectors, is_unfinished, job_of};
 use crate::restarts::is_finished;
 use crate::view::PodView;
@@ -15,6 +14,9 @@ use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_cluster::write_cache::{Versioned, WriteCache};
 use kruise_cluster::{Change, Key, Store, WatchEvents};
+
+/// Name in logs and metrics.
+pub const NAME: &str = "containerrecreatejob";
 
 /// All observed objects.
 #[derive(Default)]
@@ -251,22 +253,10 @@ pub fn watch_events(
     requests: UnboundedReceiver<Change<ContainerRecreateRequest>>,
     jobs: UnboundedReceiver<Change<ContainerRecreateJob>>,
 ) -> WatchEvents<WatchEvent> {
-    WatchEvents::new(super::NAME)
+    WatchEvents::new(NAME)
         .with(requests, WatchEvent::Request)
         .with(pods, WatchEvent::Pod)
         .with(jobs, WatchEvent::Job)
-}
-
-/// Enqueues the affected jobs.
-pub async fn enqueue_changes(
-    shared: Arc<ControllerState>,
-    events: WatchEvents<WatchEvent>,
-    keys: UnboundedSender<Key>,
-) {
-    let pods = &shared.manager.stores.pods;
-    events
-        .send_affected(keys, |event| shared.index().apply(event, pods))
-        .await;
 }
 
 #[cfg(test)]
