@@ -8,8 +8,9 @@ use futures::{StreamExt, stream};
 use kube::Api;
 use serde_json::{Value, json};
 
+use super::context::{SetContext, SetState};
 use super::observe::{versioned_pod, versioned_set};
-use super::{SetContext, SetState, history, report};
+use super::{history, report};
 use crate::context::fetch_all;
 use crate::object_reference::object_reference;
 use crate::view::RawPod;
@@ -305,7 +306,7 @@ mod tests {
 
     use super::*;
     use crate::Context;
-    use crate::sidecarset::ControllerState;
+    use crate::sidecarset::context::ControllerState;
 
     #[test]
     fn no_write_starts_late_or_for_an_older_version_of_the_set() {

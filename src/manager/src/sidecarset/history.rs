@@ -7,8 +7,8 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Api;
 use serde_json::{Value, json};
 
+use super::context::{SetContext, SetState};
 use super::observe::versioned_revision;
-use super::{SetContext, SetState};
 use crate::view::RevisionView;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::sidecarset::SidecarSet;
@@ -249,7 +249,7 @@ mod tests {
 
     use super::*;
     use crate::Context;
-    use crate::sidecarset::ControllerState;
+    use crate::sidecarset::context::ControllerState;
     use kruise_api::owner::controller_reference;
     use kruise_workload::sidecarset::history::{HistoryOwner, desired_revision};
     use kruise_workload::sidecarset::set::SetView;

@@ -7,30 +7,28 @@
 //! its Pods, and `report` its status. `policies` lets the API server inject the set itself.
 
 mod act;
+mod context;
 mod history;
+mod injections;
 mod observe;
 mod policies;
 mod report;
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
 use super::Context;
-use super::status_pacer::StatusPacer;
-use kruise_api::sidecarset::SidecarSet;
+use context::{ControllerState, SetContext, SetState};
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use kruise_ops::panics::catch_panic_sync;
 use kruise_workload::in_place::Pod;
 use kruise_workload::sidecarset::plan::{Observed, plan};
-use observe::{Index, watch_events};
-use policies::Injections;
+use observe::{NAME, watch_events};
 
-/// Name in logs and metrics.
-const NAME: &str = "sidecarset";
 /// Shortest time from one reconcile of a set to the next: each looks at all of its Pods, and Pods that start send
 /// several changes each.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
@@ -42,121 +40,6 @@ const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// How long a set waits for its next reconcile after planning that took so long.
 fn pause_after(cost: Duration) -> Duration {
     cost.saturating_mul(PAUSE_PER_COST).clamp(MIN_INTERVAL, MAX_PAUSE)
-}
-
-/// What all reconciles share.
-struct ControllerState {
-    manager: Context,
-    /// Namespace of the revisions.
-    namespace: String,
-    index: Mutex<Index>,
-    states: Mutex<HashMap<String, Arc<tokio::sync::Mutex<SetState>>>>,
-    /// How new Pods are injected.
-    injections: Injections,
-}
-
-/// What is kept of a set between reconciles.
-#[derive(Default)]
-struct SetState {
-    uid: String,
-    status_pacer: StatusPacer,
-    /// Earliest time of the next reconcile.
-    next_reconcile: Option<Instant>,
-    /// Name collisions that the status does not count yet.
-    collisions: Option<i32>,
-    /// When the adoption of revisions that was refused is tried again.
-    adoption_retry_at: Option<Instant>,
-    /// The same for the deletion of old ones.
-    deletion_retry_at: Option<Instant>,
-    /// The revision of the last event about Pods that cannot be updated in place.
-    not_upgradable: String,
-    /// Pods of the last event about Pods without the containers.
-    not_injected: usize,
-    /// Pods, by UID, whose update the API server did not accept: the set's generation, and until when they are left alone.
-    /// They stay here until their update succeeds.
-    refused: HashMap<String, (i64, Instant)>,
-}
-
-impl SetState {
-    /// Whether to publish that this many Pods cannot be updated to the revision in place: once. A reconcile that switches
-    /// containers off counts none.
-    fn take_not_upgradable(&mut self, revision: &str, pods: usize) -> bool {
-        let is_new = pods > 0 && self.not_upgradable != revision;
-        if is_new {
-            revision.clone_into(&mut self.not_upgradable);
-        }
-        is_new
-    }
-
-    /// The Pods, by UID, that are left alone now, and those that are tried again after all others. Otherwise a few Pods
-    /// that are never updated would take the places of the others in turn, for ever.
-    fn take_refused(
-        &mut self,
-        generation: i64,
-        pods: &[&Pod],
-        now: Instant,
-    ) -> (BTreeSet<String>, BTreeSet<String>) {
-        let existing: BTreeSet<&str> = match self.refused.is_empty() {
-            true => BTreeSet::new(),
-            false => pods.iter().map(|pod| pod.uid.as_str()).collect(),
-        };
-        self.refused
-            .retain(|uid, (of, _)| *of == generation && existing.contains(uid.as_str()));
-        let (left_alone, failed) = self
-            .refused
-            .iter()
-            .partition::<Vec<_>, _>(|(_, (_, until))| now < *until);
-        let uids =
-            |pods: Vec<(&String, &(i64, Instant))>| pods.into_iter().map(|(uid, _)| uid.clone()).collect();
-        (uids(left_alone), uids(failed))
-    }
-
-    /// When what the API server has refused is tried again, if that is after `now`.
-    fn next_retry(&self, now: Instant) -> Option<Instant> {
-        let pods = self.refused.values().map(|(_, until)| *until);
-        let revisions = self.adoption_retry_at.into_iter().chain(self.deletion_retry_at);
-        pods.chain(revisions).filter(|until| *until > now).min()
-    }
-}
-
-/// One reconcile of a set.
-struct SetContext<'a> {
-    shared: &'a ControllerState,
-    set: &'a SidecarSet,
-    name: &'a str,
-    uid: &'a str,
-}
-
-impl SetContext<'_> {
-    /// Whether the set is still the one that is being reconciled.
-    fn is_current(&self) -> bool {
-        let set = self.shared.index().set(self.name);
-        let reconciled = &self.set.metadata;
-        set.is_some_and(|set| {
-            let now = &set.metadata;
-            now.generation == reconciled.generation && now.uid == reconciled.uid
-        })
-    }
-}
-
-impl ControllerState {
-    fn new(manager: Context, namespace: &str) -> Self {
-        Self {
-            manager,
-            namespace: namespace.to_owned(),
-            index: Mutex::new(Index::new(namespace)),
-            states: Mutex::default(),
-            injections: Injections::default(),
-        }
-    }
-
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn states(&self) -> MutexGuard<'_, HashMap<String, Arc<tokio::sync::Mutex<SetState>>>> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Runs until shutdown.
@@ -300,70 +183,6 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pod_that_failed_is_remembered_until_it_is_updated() {
-        let pod = |uid: &str| Pod::from_json(&serde_json::json!({ "metadata": { "name": uid, "uid": uid } }));
-        let pods = ["a", "b"].map(pod);
-        let pods: Vec<&Pod> = pods.iter().collect();
-        let now = Instant::now();
-        let soon = now + Duration::from_secs(10);
-        let mut state = SetState {
-            refused: [
-                ("a", (2, soon)),
-                ("b", (2, now)),
-                ("gone", (2, soon)),
-                ("old", (1, soon)),
-            ]
-            .map(|(uid, entry)| (uid.to_owned(), entry))
-            .into(),
-            ..SetState::default()
-        };
-        let set = |uids: &[&str]| uids.iter().map(|uid| (*uid).to_owned()).collect::<BTreeSet<_>>();
-        assert_eq!(state.take_refused(2, &pods, now), (set(&["a"]), set(&["b"])));
-        assert_eq!(state.take_refused(2, &pods, soon), (set(&[]), set(&["a", "b"])));
-        assert_eq!(state.refused.len(), 2, "Pods that are gone are forgotten");
-        assert_eq!(
-            state.take_refused(3, &pods, now),
-            (set(&[]), set(&[])),
-            "a new spec may be accepted"
-        );
-    }
-
-    /// Nothing else may change in the set for days.
-    #[test]
-    fn set_is_reconciled_when_what_was_refused_is_tried_again() {
-        let now = Instant::now();
-        let after = |seconds| Some(now + Duration::from_secs(seconds));
-        let mut state = SetState {
-            adoption_retry_at: after(20),
-            deletion_retry_at: after(10),
-            ..SetState::default()
-        };
-        assert_eq!(state.next_retry(now), after(10));
-        state.deletion_retry_at = Some(now);
-        assert_eq!(state.next_retry(now), after(20));
-        state
-            .refused
-            .insert("pod".to_owned(), (1, now + Duration::from_secs(5)));
-        assert_eq!(state.next_retry(now), after(5));
-    }
-
-    #[test]
-    fn pods_that_are_not_upgradable_are_published_once_per_revision() {
-        let mut state = SetState::default();
-        let published = [
-            ("a", 0),
-            ("a", 2),
-            ("a", 0),
-            ("a", 2),
-            ("a", 1),
-            ("b", 1),
-            ("b", 1),
-        ]
-        .map(|(revision, pods)| state.take_not_upgradable(revision, pods));
-        assert_eq!(published, [false, true, false, false, false, true, false]);
-    }
 
     #[test]
     fn sets_with_many_pods_leave_time_for_others() {

@@ -19,6 +19,8 @@ use kruise_workload::sidecarset::not_injected::{InjectablePod, should_have_been_
 use kruise_workload::sidecarset::recorded::parse_injected_list;
 use kruise_workload::sidecarset::set::SetView;
 
+/// Name in logs and metrics.
+pub const NAME: &str = "sidecarset";
 /// Sets of one Pod that count.
 const MAX_RECORDED_SETS: usize = 100;
 
@@ -488,7 +490,7 @@ impl std::fmt::Display for WatchEvent {
 
 /// All existing objects, and every change from now on. Sets come last, so that none is reconciled without its Pods.
 pub fn watch_events(stores: &Stores) -> WatchEvents<WatchEvent> {
-    WatchEvents::new(super::NAME)
+    WatchEvents::new(NAME)
         .with(stores.namespaces.subscribe(), WatchEvent::Namespace)
         .with(stores.revisions.subscribe(), WatchEvent::Revision)
         .with(stores.pods.subscribe(), WatchEvent::Pod)

@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Api;
 
+use super::context::{SetContext, SetState};
+use super::injections::{Injection, KnownInjection};
 use super::observe::{ObservedSet, versioned_set};
-use super::policies::{Injection, KnownInjection};
-use super::{SetContext, SetState};
 use crate::object_reference::object_reference;
 use kruise_api::sidecarset::{INJECTED_BY_POLICY, SidecarSet, SidecarSetStatus};
 use kruise_cluster::write_cache::Written;

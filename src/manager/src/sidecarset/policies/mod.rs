@@ -12,7 +12,7 @@ mod objects;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::{Display, Formatter};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,13 +23,13 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::ControllerState;
+use super::context::ControllerState;
+use super::injections::{Injection, KnownInjection};
 use crate::FeatureGate;
 use crate::view::RevisionView;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind, controller_reference};
 use kruise_api::sidecarset::SidecarSet;
-use kruise_api::validation::truncate;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::write_cache::{WriteCache, Written};
 use kruise_cluster::{Change, Error, Key, Store, WatchEvents, write};
@@ -50,82 +50,6 @@ const LIST_PATIENCE: Duration = Duration::from_secs(15);
 const RETRY_REFUSED: Duration = Duration::from_secs(300);
 /// How long a policy waits for the revision of a changed set, which new Pods record: it would be written twice.
 const REVISION_PATIENCE: Duration = Duration::from_secs(1);
-/// Characters of an error in a condition.
-const MAX_ERROR_CHARS: usize = 512;
-
-/// How the new Pods of a set are injected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Injection {
-    /// By its policy.
-    Policy,
-    /// By the webhook, for this reason.
-    Webhook {
-        /// For the condition.
-        reason: &'static str,
-        /// For the condition.
-        message: String,
-    },
-}
-
-impl Injection {
-    fn webhook(reason: &'static str, why: &str) -> Self {
-        let why = truncate(why, MAX_ERROR_CHARS);
-        Self::Webhook {
-            reason,
-            message: format!("new Pods are injected by a webhook: {why}"),
-        }
-    }
-}
-
-/// What is known of how a set is injected.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum KnownInjection {
-    /// The set has not been compared with its policies since the start: what the status says is kept.
-    #[default]
-    NotYet,
-    /// Nothing is injected, or the API server serves no policies.
-    Nothing,
-    /// It is injected so.
-    Known(Injection),
-}
-
-/// How each set is injected.
-#[derive(Debug, Default)]
-pub struct Injections {
-    /// By name.
-    of: Mutex<HashMap<String, KnownInjection>>,
-    /// The policies cannot be read, so that no set can have one.
-    unreadable: AtomicBool,
-    /// The API server serves no policies.
-    unserved: AtomicBool,
-}
-
-impl Injections {
-    pub fn get(&self, set: &str) -> KnownInjection {
-        if self.unserved.load(Ordering::Relaxed) {
-            return KnownInjection::Nothing;
-        }
-        if self.unreadable.load(Ordering::Relaxed) {
-            let why = "the manager cannot list MutatingAdmissionPolicies and their bindings";
-            return KnownInjection::Known(Injection::webhook("PoliciesUnreadable", why));
-        }
-        self.lock().get(set).cloned().unwrap_or_default()
-    }
-
-    /// Returns whether it changed.
-    fn set(&self, set: &str, injection: KnownInjection) -> bool {
-        let before = self.lock().insert(set.to_owned(), injection.clone());
-        before != Some(injection)
-    }
-
-    fn remove(&self, set: &str) {
-        self.lock().remove(set);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, KnownInjection>> {
-        self.of.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// What all reconciles share.
 struct Policies {
@@ -782,6 +706,8 @@ impl Policies {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::AtomicBool;
+
     use kube::client::Body;
 
     use super::*;
