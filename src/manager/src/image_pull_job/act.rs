@@ -18,8 +18,9 @@ use super::plan::batch::{Additions, add_requests};
 use super::plan::entry::{
     EntryOptions, JobRequest, NeededAccounts, NeededSecrets, node_seed, owner_reference,
 };
-use super::plan::index::{JobIndex, MAX_SECRETS_OF_NAMESPACE, Uid};
+use super::plan::index::{JobIndex, MAX_SECRETS_OF_NAMESPACE};
 use super::plan::job::PullJob;
+use super::plan::job::Uid;
 use super::plan::quota::QuotaExceeded;
 use super::plan::running_job::NodeName;
 use crate::Context;

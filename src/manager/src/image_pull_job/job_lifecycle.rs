@@ -12,8 +12,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::plan::index::Uid;
-use super::plan::job::{PullJob, is_over};
+use super::plan::job::{PullJob, Uid, is_over};
 use super::secrets::plan::{SourceKind, affected_jobs};
 use super::secrets::{self, PullSecretCopies, SourceWatches};
 use crate::Context;

@@ -22,7 +22,8 @@ use act::NodeImageWriter;
 use job_lifecycle::ResolvedSecrets;
 pub use job_lifecycle::release_deleted_jobs;
 use observe::{WatchEvent, apply_event, apply_secrets, watch_events};
-use plan::index::{JobIndex, Uid};
+use plan::index::JobIndex;
+use plan::job::Uid;
 use plan::registry_limit::RegistryLimit;
 use report::StatusWriter;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::job_lifecycle::ResolvedSecrets;
-use super::plan::index::{JobIndex, Uid};
-use super::plan::job::PullJob;
+use super::plan::index::JobIndex;
+use super::plan::job::{PullJob, Uid};
 use crate::Stores;
 use crate::view::{NodeImageView, NodeView, PodView};
 use kruise_api::image_pull_job::ImagePullJob;

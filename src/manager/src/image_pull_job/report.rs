@@ -9,8 +9,9 @@ use kube::Api;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::plan::index::{JobIndex, Uid};
+use super::plan::index::JobIndex;
 use super::plan::job::PullJob;
+use super::plan::job::Uid;
 use super::plan::status::{
     StatusUpdate, is_past_deadline, is_same, job_status, known_conditions, merge_conditions,
 };

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::entry::{NeededAccounts, NeededSecrets, secret_key};
-use super::job::{NodeTargets, PullJob, add_seconds, is_over};
+use super::job::{NodeTargets, PullJob, Uid, add_seconds, is_over};
 use super::pending_nodes::PendingNodes;
 use super::registry_limit::RegistryLimit;
 use super::running_job::{NodeGroup, NodeName, NodeState, RunningJob, TagState};
@@ -35,9 +35,6 @@ const PANIC_RETRY_DELAY: SignedDuration = SignedDuration::from_secs(5);
 const UNRESPONSIVE_SECONDS: i64 = 10;
 /// The same after the job's deadline, when there is no more time to wait.
 const UNRESPONSIVE_AT_DEADLINE: i64 = 2;
-
-/// UID of a job.
-pub type Uid = Arc<str>;
 
 /// All running jobs and their nodes.
 #[derive(Default)]

@@ -16,6 +16,9 @@ use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::schedule::Schedule;
 use kruise_cluster::Key;
 
+/// UID of a job.
+pub type Uid = Arc<str>;
+
 /// One job.
 #[derive(Clone, Debug)]
 pub struct PullJob {

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use super::index::Uid;
-use super::job::PullJob;
+use super::job::{PullJob, Uid};
 use super::quota::is_within_share;
 
 /// Why no further node of a job may pull from its registry.
