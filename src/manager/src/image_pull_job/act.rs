@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::name::NAME;
 use super::plan::batch::{Additions, add_requests};
 use super::plan::entry::{
     EntryOptions, JobRequest, NeededAccounts, NeededSecrets, node_seed, owner_reference,
 };
 use super::plan::index::{JobIndex, MAX_SECRETS_OF_NAMESPACE};
-use super::plan::job::PullJob;
-use super::plan::job::Uid;
+use super::plan::job::{PullJob, Uid};
 use super::plan::quota::QuotaExceeded;
 use super::plan::running_job::NodeName;
 use crate::Context;
@@ -247,7 +247,7 @@ impl NodeImageWriter {
             let Some(node) = self.ready.pop() else {
                 return;
             };
-            let started = catch_panic_sync(super::NAME, &node, || {
+            let started = catch_panic_sync(NAME, &node, || {
                 self.start_write(index, Arc::clone(&node), now, now_instant);
             });
             if started.is_err() {
@@ -314,7 +314,7 @@ impl NodeImageWriter {
             view,
             options,
             last_read: Mutex::default(),
-            step: self.progress.begin_idle(super::NAME),
+            step: self.progress.begin_idle(NAME),
         });
         for write in &due_writes {
             if let Some(excess) = index.take_excess_secrets(&write.uid) {
@@ -369,7 +369,7 @@ impl NodeImageWriter {
         self.in_flight.remove(&node);
         for (mut pending_write, result) in results {
             let label = format!("outcome of {} on {node}", pending_write.job.key);
-            let retry_after = catch_panic_sync(super::NAME, label, || {
+            let retry_after = catch_panic_sync(NAME, label, || {
                 self.handle_result(index, &node, &mut pending_write, result)
             });
             // After a panic the state of the index is unknown; the same write again changes nothing.
@@ -512,7 +512,7 @@ async fn isolated_write(
     node: &str,
     write: impl Future<Output = Result<WriteResults, WriteError>>,
 ) -> Result<WriteResults, WriteError> {
-    catch_panic(super::NAME, node, write).await?
+    catch_panic(NAME, node, write).await?
 }
 
 /// Input of one write.

@@ -12,6 +12,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use super::name::NAME;
 use super::plan::job::{PullJob, Uid, is_over};
 use super::secrets::plan::{SourceKind, affected_jobs};
 use super::secrets::{self, PullSecretCopies, SourceWatches};
@@ -108,10 +109,9 @@ pub async fn release_deleted_jobs(ctx: Context) {
     let (keys_tx, keys_rx) = mpsc::unbounded_channel();
     let is_relevant = |change: &Change<ImagePullJob>| change.new.as_deref().is_some_and(is_held);
     let changes = ctx.stores.jobs.subscribe();
-    let enqueue = crate::context::enqueue_changes(super::NAME, changes, keys_tx, is_relevant);
+    let enqueue = crate::context::enqueue_changes(NAME, changes, keys_tx, is_relevant);
     let work = |key| release_deleted(ctx.clone(), key);
-    ctx.run_workers(super::NAME, WORKERS, keys_rx, enqueue, work)
-        .await;
+    ctx.run_workers(NAME, WORKERS, keys_rx, enqueue, work).await;
 }
 
 async fn release_deleted(ctx: Context, key: Key) -> Result<RequeueAfter, Error> {
@@ -153,7 +153,7 @@ async fn enqueue_changes(
         let send = |key: Key| items.send(WorkItem::Job(key)).is_ok();
         let queue_is_open = tokio::select! {
             Some(change) = changes.recv() => {
-                let relevant = catch_panic_sync(super::NAME, format_args!("pull secrets of {}", change.key), || {
+                let relevant = catch_panic_sync(NAME, format_args!("pull secrets of {}", change.key), || {
                     if !is_relevant_change(change.old.as_deref(), change.new.as_deref()) {
                         return false;
                     }
@@ -173,7 +173,7 @@ async fn enqueue_changes(
             _ = resync.tick() => sources.unwatched_jobs().all(send),
             Some(change) = copies.recv() => {
                 // After any change of a copy, its jobs restore it.
-                let jobs = catch_panic_sync(super::NAME, format_args!("copy {}", change.key), || {
+                let jobs = catch_panic_sync(NAME, format_args!("copy {}", change.key), || {
                     affected_jobs(change.old.as_deref(), change.new.as_deref())
                 });
                 let jobs = jobs.unwrap_or_default();
@@ -480,8 +480,7 @@ mod tests {
         let mut tasks = JoinSet::new();
         let secrets = PullSecretCopies::start(&ctx.cluster, "kdc", &mut tasks);
         secrets.wait_synced(SYNC_TIMEOUT).await;
-        let panics = ["pull secrets of team/keeper", "copy kdc/s-1"]
-            .map(|object| inject_panic(super::super::NAME, object));
+        let panics = ["pull secrets of team/keeper", "copy kdc/s-1"].map(|object| inject_panic(NAME, object));
         let (_requeue_tx, none) = mpsc::unbounded_channel();
         let (items_tx, mut items) = mpsc::unbounded_channel();
         let first_item = async {

@@ -8,6 +8,7 @@
 
 mod act;
 mod job_lifecycle;
+mod name;
 mod observe;
 pub mod plan;
 mod report;
@@ -21,6 +22,7 @@ use tokio::sync::mpsc;
 use act::NodeImageWriter;
 use job_lifecycle::ResolvedSecrets;
 pub use job_lifecycle::release_deleted_jobs;
+use name::NAME;
 use observe::{WatchEvent, apply_event, apply_secrets, watch_events};
 use plan::index::JobIndex;
 use plan::job::Uid;
@@ -32,8 +34,6 @@ use kruise_cluster::WatchEvents;
 use kruise_cluster::clock::duration_until;
 use kruise_ops::panics::catch_panic_sync;
 
-/// The controller's name in `/healthz`.
-const NAME: &str = "imagepulljob";
 /// Pause after a reconcile that panicked.
 const RETRY: Duration = Duration::from_secs(5);
 

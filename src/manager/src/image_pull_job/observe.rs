@@ -5,6 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::job_lifecycle::ResolvedSecrets;
+use super::name::NAME;
 use super::plan::index::JobIndex;
 use super::plan::job::{PullJob, Uid};
 use crate::Stores;
@@ -38,7 +39,7 @@ impl std::fmt::Display for WatchEvent {
 /// The objects that the index is made of; those in the stores come first. Nodes come before jobs: at the start a job must
 /// not find an empty cluster.
 pub fn watch_events(stores: &Stores) -> WatchEvents<WatchEvent> {
-    WatchEvents::new(super::NAME)
+    WatchEvents::new(NAME)
         .with(stores.nodes.subscribe(), WatchEvent::Node)
         .with(stores.node_images.subscribe(), WatchEvent::NodeImage)
         .with(stores.pods.subscribe(), WatchEvent::Pod)

@@ -9,9 +9,9 @@ use kube::Api;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::name::NAME;
 use super::plan::index::JobIndex;
-use super::plan::job::PullJob;
-use super::plan::job::Uid;
+use super::plan::job::{PullJob, Uid};
 use super::plan::status::{
     StatusUpdate, is_past_deadline, is_same, job_status, known_conditions, merge_conditions,
 };
@@ -156,7 +156,7 @@ impl StatusWriter {
         {
             return;
         }
-        let update = catch_panic_sync(super::NAME, &job.key, || {
+        let update = catch_panic_sync(NAME, &job.key, || {
             let counters = index.counters(uid, is_past_deadline(&job, now), now)?;
             Some(job_status(&job, &counters, now))
         });
@@ -202,12 +202,12 @@ impl StatusWriter {
         let uid = Arc::clone(uid);
         let is_first = state.last_written.is_none() && job.status.message.is_none();
         let what = format!("writing the status of job {}", job.key);
-        let step = self.progress.begin(super::NAME, what, write::REQUEST_TIMEOUT);
+        let step = self.progress.begin(NAME, what, write::REQUEST_TIMEOUT);
         self.writes.spawn(async move {
             let _step = step;
             let body = write::status_patch(&job.uid, &status, OPTIONAL_STATUS_FIELDS);
             let write = write::patch_status_merge(&api, &job.key.name, &body);
-            let written = catch_panic(super::NAME, &job.key, write).await;
+            let written = catch_panic(NAME, &job.key, write).await;
             let written = written.unwrap_or_else(|panicked| Err(panicked.into()));
             FinishedStatusWrite {
                 job,
@@ -239,7 +239,7 @@ impl StatusWriter {
     pub fn on_write_finished(&mut self, index: &JobIndex, finished: FinishedStatusWrite) {
         let uid = Arc::clone(&finished.uid);
         let label = format!("outcome of the status of {}", finished.job.key);
-        if catch_panic_sync(super::NAME, label, || self.handle_result(index, finished)).is_err() {
+        if catch_panic_sync(NAME, label, || self.handle_result(index, finished)).is_err() {
             if let Some(state) = self.states.get_mut(&uid) {
                 state.in_flight = false;
             }

@@ -1,0 +1,4 @@
+//! The name of the controller.
+
+/// The controller's name in `/healthz`.
+pub const NAME: &str = "imagepulljob";
