@@ -373,7 +373,7 @@ async fn panicking_watch_event_is_retried() {
     };
     let (mut events, mut index) = (watch_events(&stores), Index::default());
     let mut affected = BTreeSet::new();
-    let panics = kruise_ops::panics::injected::inject_panic(crate::cloneset::NAME, "CloneSet n/panic");
+    let panics = kruise_ops::panics::injected::inject_panic(NAME, "CloneSet n/panic");
     events.drain(|event| affected.extend(index.apply(event)));
     let again = events.next().await.unwrap();
     events.handle(again, |event| affected.extend(index.apply(event)));
@@ -401,7 +401,7 @@ fn retried_watch_event_affects_its_clone_sets() {
         );
         WatchEvent::Pod(Change { key, old: None, new })
     };
-    let panics = kruise_ops::panics::injected::inject_panic(crate::cloneset::NAME, "Pod n/moved");
+    let panics = kruise_ops::panics::injected::inject_panic(NAME, "Pod n/moved");
     events.handle(labelled("web"), |event| affected.extend(index.apply(event)));
     assert!(affected.is_empty());
     drop(panics);
