@@ -11,3 +11,10 @@ pub const MAX_CLOCK_CORRECTION: SignedDuration = SignedDuration::from_secs(5);
 pub fn truncate_to_second(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
+
+/// `at` plus `seconds`, at most the maximum timestamp.
+#[must_use]
+pub fn add_seconds(at: Timestamp, seconds: i64) -> Timestamp {
+    at.checked_add(SignedDuration::from_secs(seconds))
+        .unwrap_or(Timestamp::MAX)
+}

@@ -15,7 +15,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::cloneset::plan::limits::scaled_value;
-use crate::image_pull_job::plan::job::add_seconds;
 use crate::image_pull_job::plan::status::merge_conditions;
 use crate::restarts::{counts_until, shows_stopped_container, stop_limit};
 use crate::view::{ContainerView, PodView};
@@ -32,6 +31,7 @@ use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::selector::CompiledSelector;
 use kruise_api::time::MAX_CLOCK_CORRECTION;
+use kruise_api::time::add_seconds;
 use kruise_api::validation::truncate;
 use kruise_workload::names::join_first;
 use kruise_workload::order::CompiledPriority;

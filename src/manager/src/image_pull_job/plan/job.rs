@@ -14,6 +14,7 @@ use kruise_api::keys;
 use kruise_api::node_image::ServiceAccountReference;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::schedule::Schedule;
+use kruise_api::time::add_seconds;
 use kruise_cluster::Key;
 
 /// UID of a job.
@@ -211,13 +212,6 @@ impl PullJob {
 #[must_use]
 pub fn list_of(job: &ImagePullJob) -> Option<Owner> {
     Owner::controller(&job.metadata).filter(|owner| owner.kind == OwnerKind::ImageListPullJob)
-}
-
-/// `at` plus `seconds`, at most the maximum timestamp.
-#[must_use]
-pub fn add_seconds(at: Timestamp, seconds: i64) -> Timestamp {
-    at.checked_add(SignedDuration::from_secs(seconds))
-        .unwrap_or(Timestamp::MAX)
 }
 
 /// Whether `span` has passed since `at`, or the API server's clock was set back by as much: what comes later must not

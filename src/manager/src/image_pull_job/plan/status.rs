@@ -6,10 +6,11 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::job::{NodeTargets, PullJob, add_seconds};
+use super::job::{NodeTargets, PullJob};
 use super::registry_limit::RegistryFull;
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJobStatus, WAITING};
 use kruise_api::node_image::PulledBytes;
+use kruise_api::time::add_seconds;
 use kruise_workload::names::join_first;
 
 /// Maximum number of failed nodes in a status. The counter includes all of them; ten thousand long names would not fit
