@@ -50,6 +50,7 @@
 pub mod claim;
 mod core_defaults;
 pub mod in_place;
+pub mod job_conditions;
 pub mod names;
 pub mod not_ready;
 pub mod not_ready_reason;

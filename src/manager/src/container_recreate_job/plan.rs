@@ -15,7 +15,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::cloneset::plan::limits::scaled_value;
-use crate::image_pull_job::plan::status::merge_conditions;
 use crate::restarts::{counts_until, shows_stopped_container, stop_limit};
 use crate::view::{ContainerView, PodView};
 use kruise_api::container_hash::deep_hash;
@@ -30,9 +29,9 @@ use kruise_api::container_recreate_request::{
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::selector::CompiledSelector;
-use kruise_api::time::MAX_CLOCK_CORRECTION;
-use kruise_api::time::add_seconds;
+use kruise_api::time::{MAX_CLOCK_CORRECTION, add_seconds};
 use kruise_api::validation::truncate;
+use kruise_workload::job_conditions::merge_conditions;
 use kruise_workload::names::join_first;
 use kruise_workload::order::CompiledPriority;
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use crate::image_pull_job::plan::status::merge_conditions;
 use kruise_api::container_hash::deep_hash;
 use kruise_api::image_list_pull_job::{FailedImageStatus, ImageListPullJob, ImageListPullJobStatus};
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJob, WAITING};
@@ -15,6 +14,7 @@ use kruise_api::names::MAX_SUBDOMAIN_LENGTH;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::time::add_seconds;
 use kruise_api::validation::truncate;
+use kruise_workload::job_conditions::merge_conditions;
 use kruise_workload::names::join_first;
 
 /// Maximum number of images in a message.

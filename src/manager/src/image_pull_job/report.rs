@@ -12,9 +12,7 @@ use tokio::time::Instant;
 use super::name::NAME;
 use super::plan::index::JobIndex;
 use super::plan::job::{PullJob, Uid};
-use super::plan::status::{
-    StatusUpdate, is_past_deadline, is_same, job_status, known_conditions, merge_conditions,
-};
+use super::plan::status::{StatusUpdate, is_past_deadline, is_same, job_status};
 use crate::Context;
 use crate::status_pacer::{MAX_STATUS_DELAY, StatusPacer};
 use kruise_api::backoff::Backoff;
@@ -24,6 +22,7 @@ use kruise_cluster::{Cluster, Error, EventType, write};
 use kruise_ops::Progress;
 use kruise_ops::panics::{catch_panic, catch_panic_sync};
 use kruise_ops::traces::Span;
+use kruise_workload::job_conditions::{known_conditions, merge_conditions};
 
 /// Fields of the status that may be absent.
 const OPTIONAL_STATUS_FIELDS: [&str; 6] = [

@@ -11,6 +11,7 @@ use super::registry_limit::RegistryFull;
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJobStatus, WAITING};
 use kruise_api::node_image::PulledBytes;
 use kruise_api::time::add_seconds;
+use kruise_workload::job_conditions::is_own;
 use kruise_workload::names::join_first;
 
 /// Maximum number of failed nodes in a status. The counter includes all of them; ten thousand long names would not fit
@@ -402,31 +403,6 @@ fn final_condition(job: &PullJob, counters: &JobCounters, no_node: Option<&Warni
         reason,
         message,
     }
-}
-
-/// The conditions to write: those that were already in `previous` keep their time, and conditions of others are kept.
-#[must_use]
-pub fn merge_conditions(previous: &[Condition], mut current: Vec<Condition>) -> Vec<Condition> {
-    for condition in &mut current {
-        let same = |old: &&Condition| old.type_ == condition.type_ && old.status == condition.status;
-        if let Some(old) = previous.iter().find(same) {
-            condition.last_transition_time = old.last_transition_time.clone();
-        }
-    }
-    let foreign = previous.iter().filter(|old| !is_own(old));
-    foreign.cloned().chain(current).collect()
-}
-
-fn is_own(condition: &Condition) -> bool {
-    [COMPLETE, FAILED, WAITING].contains(&condition.type_.as_str())
-}
-
-/// Our conditions as they were written last, and those of others as the watch shows them, which may be behind that.
-#[must_use]
-pub fn known_conditions(written: &[Condition], watched: &[Condition]) -> Vec<Condition> {
-    let foreign = watched.iter().filter(|condition| !is_own(condition));
-    let own = written.iter().filter(|condition| is_own(condition));
-    foreign.chain(own).cloned().collect()
 }
 
 /// Whether two statuses are the same, but for conditions of others, and for bytes, which cause no write.

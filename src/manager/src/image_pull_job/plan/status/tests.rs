@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::super::job::Parallelism;
 use super::*;
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec};
+use kruise_workload::job_conditions::merge_conditions;
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
