@@ -6,9 +6,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::image_pull_job::{
-    CompletionPolicy, ImagePullJobNodeSelector, ImagePullJobPodSelector, ImagePullJobSpec, ImagePullPolicy,
-    PullPolicy, SandboxConfig,
+    CompletionPolicy, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobPodSelector, ImagePullJobSpec,
+    ImagePullPolicy, PullPolicy, SandboxConfig,
 };
+use super::owner::{Owner, OwnerKind};
 use super::schemas;
 
 /// Maximum number of images.
@@ -146,4 +147,10 @@ pub struct FailedImageStatus {
     /// Where to look, for humans.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+}
+
+/// The ImageListPullJob that controls an ImagePullJob.
+#[must_use]
+pub fn list_of(job: &ImagePullJob) -> Option<Owner> {
+    Owner::controller(&job.metadata).filter(|owner| owner.kind == OwnerKind::ImageListPullJob)
 }

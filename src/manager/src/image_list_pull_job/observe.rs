@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::plan::{Observed, owner};
-use crate::image_pull_job::plan::job::list_of;
-use kruise_api::image_list_pull_job::ImageListPullJob;
+use kruise_api::image_list_pull_job::{ImageListPullJob, list_of};
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_cluster::write_cache::{Versioned, WriteCache};
 use kruise_cluster::{Change, Key, WatchEvents};

@@ -8,11 +8,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::view::matches;
+use kruise_api::image_list_pull_job::list_of;
 use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobSpec, ImagePullJobStatus};
 use kruise_api::image_reference::ImageReference;
 use kruise_api::keys;
 use kruise_api::node_image::ServiceAccountReference;
-use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::schedule::Schedule;
 use kruise_api::time::add_seconds;
 use kruise_cluster::Key;
@@ -206,12 +206,6 @@ impl PullJob {
         let completed = self.status.completion_time.as_ref()?.0;
         Some(add_seconds(completed, ttl))
     }
-}
-
-/// The ImageListPullJob that controls an ImagePullJob.
-#[must_use]
-pub fn list_of(job: &ImagePullJob) -> Option<Owner> {
-    Owner::controller(&job.metadata).filter(|owner| owner.kind == OwnerKind::ImageListPullJob)
 }
 
 /// Whether `span` has passed since `at`, or the API server's clock was set back by as much: what comes later must not
