@@ -2,7 +2,8 @@
 //!
 //! [`in_place`] updates Pods without recreating them: changes, patches, proof of completion. [`revision`] creates and
 //! compares ControllerRevisions, [`order`] sorts Pods, [`pods`] has predicates of one Pod, and [`not_ready`] the keys
-//! that keep it out of its Services.
+//! that keep it out of its Services. [`limits`] are the numbers of Pods that specs set, and [`job_conditions`] are in the
+//! status of jobs.
 //!
 //! # Guide
 //!
@@ -51,6 +52,7 @@ pub mod claim;
 mod core_defaults;
 pub mod in_place;
 pub mod job_conditions;
+pub mod limits;
 pub mod names;
 pub mod not_ready;
 pub mod not_ready_reason;

@@ -14,7 +14,6 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::cloneset::plan::limits::scaled_value;
 use crate::restarts::{counts_until, shows_stopped_container, stop_limit};
 use crate::view::{ContainerView, PodView};
 use kruise_api::container_hash::deep_hash;
@@ -32,6 +31,7 @@ use kruise_api::selector::CompiledSelector;
 use kruise_api::time::{MAX_CLOCK_CORRECTION, add_seconds};
 use kruise_api::validation::truncate;
 use kruise_workload::job_conditions::merge_conditions;
+use kruise_workload::limits::scaled_value;
 use kruise_workload::names::join_first;
 use kruise_workload::order::CompiledPriority;
 

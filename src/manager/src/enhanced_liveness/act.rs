@@ -13,8 +13,6 @@ use super::plan::{
 };
 use super::state::{ControllerState, lock};
 use crate::Context;
-use crate::cloneset::plan::limits::Limits;
-use crate::cloneset::plan::types::Features;
 use crate::object_reference::object_reference;
 use crate::view::PodView;
 use kruise_api::container_recreate_request::{
@@ -26,6 +24,7 @@ use kruise_api::owner::Owner;
 use kruise_api::unconfirmed::Unconfirmed;
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_ops::metrics::metrics;
+use kruise_workload::limits::max_unavailable;
 
 /// Pause before a refused restart is tried again: it succeeds after a change of a quota, a policy or a role.
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
@@ -41,10 +40,9 @@ pub fn budget(ctx: &Context, workload: &WorkloadKey, pods: usize) -> Budget {
     let Some(set) = set.and_then(|set| set.parse().ok()) else {
         return default_budget(pods);
     };
-    let limits = Limits::from_spec(&set.spec, &Features::default());
     Budget {
-        replicas: limits.replicas,
-        max_unavailable: limits.max_unavailable.max(1),
+        replicas: set.spec.desired_replicas().into(),
+        max_unavailable: max_unavailable(&set.spec).max(1),
     }
 }
 

@@ -4,9 +4,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::types::Features;
 use kruise_api::cloneset::{CloneSetSpec, CloneSetUpdateStrategyType};
-
-/// Default of `maxUnavailable`, in percent.
-const DEFAULT_MAX_UNAVAILABLE: f64 = 20.0;
+use kruise_workload::limits::{max_surge, max_unavailable, scaled_value};
 
 /// The limits of one CloneSet; all 0 or greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,23 +32,13 @@ impl Limits {
     #[must_use]
     pub fn from_spec(spec: &CloneSetSpec, features: &Features) -> Self {
         let replicas = i64::from(spec.desired_replicas());
-        let rolling = spec.rolling_update();
+        let partition = spec.rolling_update().and_then(|r| r.partition.as_ref());
         let scale = spec.scale_strategy.as_ref();
-        let surge = rolling.filter(|r| !r.paused).and_then(|r| r.max_surge.as_ref());
-        let surge = surge.map_or(0, |value| round_up(value, replicas));
-        let unavailable = match rolling.map(|r| r.max_unavailable.as_ref()) {
-            // As upstream's `OnDelete`; our CRD adds `rollingUpdate` for every type.
-            None => percent_of(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
-            Some(None) if surge == 0 => percent_of(DEFAULT_MAX_UNAVAILABLE, replicas, f64::ceil),
-            Some(None) => percent_of(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
-            Some(Some(value)) if surge == 0 => round_up(value, replicas),
-            Some(Some(value)) => scaled_value(value, replicas, f64::floor),
-        };
         Self {
             replicas,
-            partition: kept_by_partition(rolling.and_then(|r| r.partition.as_ref()), replicas),
-            max_surge: surge,
-            max_unavailable: unavailable,
+            partition: kept_by_partition(partition, replicas),
+            max_surge: max_surge(spec),
+            max_unavailable: max_unavailable(spec),
             scale_max_unavailable: scale
                 .and_then(|s| s.max_unavailable.as_ref())
                 .map_or(i64::from(i32::MAX), |value| round_up(value, replicas)),
@@ -83,25 +71,6 @@ fn kept_by_partition(value: Option<&IntOrString>, replicas: i64) -> i64 {
 
 fn round_up(value: &IntOrString, total: i64) -> i64 {
     scaled_value(value, total, f64::ceil)
-}
-
-/// A number, or a percentage of `total`; an invalid or negative value is 0.
-pub(crate) fn scaled_value(value: &IntOrString, total: i64, round: fn(f64) -> f64) -> i64 {
-    match value {
-        IntOrString::Int(number) => i64::from(*number).max(0),
-        IntOrString::String(text) => {
-            let percent = text.strip_suffix('%').unwrap_or(text).parse().unwrap_or(0.0);
-            percent_of(percent, total, round)
-        }
-    }
-}
-
-/// `percent` percent of `total`; 0 or greater, and no more than a field of the spec can hold.
-#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
-pub(super) fn percent_of(percent: f64, total: i64, round: fn(f64) -> f64) -> i64 {
-    // A whole number of Pods must not be rounded up because the product is inexact.
-    let exact = (percent * total as f64 * 1e4).round() / 1e6;
-    (round(exact) as i64).clamp(0, i32::MAX.into())
 }
 
 #[cfg(test)]

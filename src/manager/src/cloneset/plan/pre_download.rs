@@ -6,7 +6,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelectorRequirement, O
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::builder::PlanBuilder;
-use super::limits;
 use super::types::{Action, FailureSubject, ParsedRevision};
 use super::update::revision_data;
 use super::view::PlanView;
@@ -17,6 +16,7 @@ use kruise_api::image_pull_job::{
 };
 use kruise_api::keys;
 use kruise_workload::in_place::spec;
+use kruise_workload::limits::percent_of;
 use kruise_workload::revision::short_hash;
 
 /// With this many Pods or fewer, pre-pulling is not worth it.
@@ -84,11 +84,7 @@ fn min_updated_ready(view: &PlanView<'_>) -> i64 {
         let annotations = view.observed.set.metadata.annotations.as_ref()?;
         let text = annotations.get(keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS)?;
         let percent: u32 = text.strip_suffix('%')?.parse().ok()?;
-        Some(limits::percent_of(
-            f64::from(percent),
-            view.limits.replicas,
-            f64::ceil,
-        ))
+        Some(percent_of(f64::from(percent), view.limits.replicas, f64::ceil))
     };
     number.map(i64::from).or_else(share).unwrap_or_default()
 }
