@@ -23,6 +23,7 @@ mod object_reference;
 mod options;
 pub mod pod_probe_marker;
 pub mod pod_readiness;
+mod repull;
 mod restarts;
 mod run;
 pub mod sidecar_terminator;

@@ -16,14 +16,13 @@ use tokio::time::Instant;
 
 use super::name::NAME;
 use super::plan::batch::{Additions, add_requests};
-use super::plan::entry::{
-    EntryOptions, JobRequest, NeededAccounts, NeededSecrets, node_seed, owner_reference,
-};
+use super::plan::entry::{EntryOptions, JobRequest, NeededAccounts, NeededSecrets, owner_reference};
 use super::plan::index::{JobIndex, MAX_SECRETS_OF_NAMESPACE};
 use super::plan::job::{PullJob, Uid};
 use super::plan::quota::QuotaExceeded;
 use super::plan::running_job::NodeName;
 use crate::Context;
+use crate::repull::node_seed;
 use crate::view::NodeImageView;
 use kruise_api::backoff::Backoff;
 use kruise_api::json::{replacing_patch, set};

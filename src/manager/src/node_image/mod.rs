@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use tokio::sync::mpsc;
 
-use super::image_pull_job::plan::entry::{node_seed, repull_at};
+use super::repull::{node_seed, repull_at};
 use super::view::{NodeImageView, TagOwner, TagStatusView, TagView};
 use super::{Context, Stores};
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob};

@@ -1,20 +1,19 @@
 //! What a job requests of one node: the entry of its image in the NodeImage.
 
 use std::collections::BTreeSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::job::PullJob;
-use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJobSpec, ImagePullPolicy};
+use crate::repull::{SCHEDULE_JITTER, jitter, repull_interval};
+use kruise_api::image_pull_job::ImagePullPolicy;
 use kruise_api::keys;
 use kruise_api::node_image::{
     DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS, ImageSpec, ImageTagPullPolicy, ImageTagSpec,
     ImageTagStatus, ReferenceObject, SandboxConfig, ServiceAccountReference,
 };
-use kruise_api::schedule::Schedule;
 
 /// Kind of the owners that are jobs.
 const JOB_KIND: &str = "ImagePullJob";
@@ -22,14 +21,8 @@ const JOB_KIND: &str = "ImagePullJob";
 const MAX_TTL: i64 = 31 * 24 * 3600;
 /// The same for a job with a schedule: the library looks four years ahead.
 const MAX_SCHEDULED_TTL: i64 = 4 * 366 * 24 * 3600;
-/// Seconds after which a job with completion policy `Never` and without a schedule pulls again.
-const REPULL_INTERVAL: i64 = 24 * 3600;
-/// Jitter of that interval in both directions, in seconds, so that nodes do not pull all at once.
-const REPULL_JITTER: i64 = 600;
-/// Minimum deadline of a tag of such a job, in seconds.
+/// Minimum deadline of a tag of a job with completion policy `Never`, in seconds.
 const MIN_NEVER_DEADLINE: i64 = 1800;
-/// Maximum jitter of a scheduled pull, in seconds. How many nodes pull at once is limited by the parallelism.
-const SCHEDULE_JITTER: i64 = 60;
 /// Maximum jitter of a tag's TTL, in seconds.
 const TTL_JITTER: i64 = 300;
 
@@ -424,45 +417,6 @@ fn pull_policy(job: &PullJob, options: EntryOptions) -> ImageTagPullPolicy {
         active_deadline_seconds: deadline,
         pin_seconds: policy.pin_seconds,
     }
-}
-
-/// When a job that never ends pulls again on a node whose pull ended at `completed`; `None` if the job ends.
-#[must_use]
-pub fn repull_at(spec: &ImagePullJobSpec, seed: u64, completed: Timestamp) -> Option<Timestamp> {
-    if spec.completion_policy.type_ != Some(CompletionPolicyType::Never) {
-        return None;
-    }
-    let (next, offset) = match &spec.schedule {
-        Some(schedule) => {
-            let next = Schedule::parse(schedule).ok()?.next_after(completed)?;
-            (next, jitter(seed, SCHEDULE_JITTER + 1))
-        }
-        None => (completed, repull_interval(seed)),
-    };
-    next.checked_add(SignedDuration::from_secs(offset)).ok()
-}
-
-/// Seconds between two pulls of a node without a schedule.
-fn repull_interval(seed: u64) -> i64 {
-    REPULL_INTERVAL + jitter(seed, 2 * REPULL_JITTER + 1) - REPULL_JITTER
-}
-
-/// A number that differs between nodes, for [`EntryOptions::seed`].
-#[must_use]
-pub fn node_seed(node: &str) -> u64 {
-    let mut seed = DefaultHasher::new();
-    node.hash(&mut seed);
-    seed.finish()
-}
-
-/// A pseudo-random number in `0..bound`.
-fn jitter(seed: u64, bound: i64) -> i64 {
-    let bound = u64::try_from(bound).unwrap_or(1).max(1);
-    // SplitMix64: neighboring seeds give unrelated numbers.
-    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    i64::try_from((z ^ (z >> 31)) % bound).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::repull::{REPULL_INTERVAL, node_seed, repull_at};
 use kruise_api::image_pull_job::{
     CompletionPolicy, CompletionPolicyType, ImagePullJob, ImagePullJobSpec, PullPolicy,
 };
