@@ -18,3 +18,10 @@ pub fn add_seconds(at: Timestamp, seconds: i64) -> Timestamp {
     at.checked_add(SignedDuration::from_secs(seconds))
         .unwrap_or(Timestamp::MAX)
 }
+
+/// Whether `span` has passed since `at`, or the API server's clock was set back by as much: what comes later must not
+/// wait until it is there again.
+#[must_use]
+pub fn is_over(at: Timestamp, span: SignedDuration, now: Timestamp) -> bool {
+    now.duration_since(at).abs() >= span
+}

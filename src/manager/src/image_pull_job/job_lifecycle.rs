@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::name::NAME;
-use super::plan::job::{PullJob, Uid, is_over};
+use super::plan::job::{PullJob, Uid};
 use super::secrets::plan::{SourceKind, affected_jobs};
 use super::secrets::{self, PullSecretCopies, SourceWatches};
 use crate::Context;
@@ -21,6 +21,7 @@ use crate::namespace_limit::NamespaceLimit;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::node_image::ReferenceObject;
+use kruise_api::time::is_over;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Change, Error, EventType, Key, write};

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::image_pull_job::plan::job::is_over;
 use crate::view::{NodeImageView, NodeView, TagOwner, TagStatusView, TagView};
 use kruise_api::keys;
 use kruise_api::node_image::{ImageTagSpec, ReferenceObject};
+use kruise_api::time::is_over;
 
 /// Message of a tag whose daemon reports nothing; upstream's.
 pub const NO_RESPONSE: &str = "node has not responded for a long time";

@@ -10,14 +10,14 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::entry::{NeededAccounts, NeededSecrets, secret_key};
-use super::job::{NodeTargets, PullJob, Uid, is_over};
+use super::job::{NodeTargets, PullJob, Uid};
 use super::pending_nodes::PendingNodes;
 use super::registry_limit::RegistryLimit;
 use super::running_job::{NodeGroup, NodeName, NodeState, RunningJob, TagState};
 use super::status::JobCounters;
 use crate::view::{NodeImageView, NodeView, PodView, TagStatusView};
 use kruise_api::node_image::{ImagePullPhase, ReferenceObject};
-use kruise_api::time::add_seconds;
+use kruise_api::time::{add_seconds, is_over};
 use kruise_cluster::Key;
 
 /// Pull secrets of one namespace that are used for one image on a node, at most: the daemon reads them one by one.

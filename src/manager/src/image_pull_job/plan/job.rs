@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -206,13 +206,6 @@ impl PullJob {
         let completed = self.status.completion_time.as_ref()?.0;
         Some(add_seconds(completed, ttl))
     }
-}
-
-/// Whether `span` has passed since `at`, or the API server's clock was set back by as much: what comes later must not
-/// wait until it is there again.
-#[must_use]
-pub fn is_over(at: Timestamp, span: SignedDuration, now: Timestamp) -> bool {
-    now.duration_since(at).abs() >= span
 }
 
 fn schedule(spec: &ImagePullJobSpec) -> Result<Option<Schedule>, String> {
