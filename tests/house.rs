@@ -1,6 +1,7 @@
 //! Rules of the project that Cargo does not check, checked against the sources: what a plan may not use, among others.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -67,7 +68,7 @@ fn product_sources() -> impl Iterator<Item = SourceFile> {
 /// Lines of code, without comments and without the tests at the end of the file.
 fn code_lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
-        .take_while(|l| l.trim() != "mod tests {")
+        .take_while(|l| !l.trim().ends_with("mod tests {"))
         .filter(|l| !l.trim_start().starts_with("//"))
 }
 
@@ -429,6 +430,190 @@ fn admission_imports_no_controller() {
         offences.extend(lines.map(|line| format!("{}: {}", source.name, line.trim())));
     }
     assert_no_offences("admission knows", &offences);
+}
+
+/// What a file of the products imports.
+struct Module {
+    /// Path of the file, relative to the repository.
+    file: String,
+    /// The paths of its `use` declarations, by the names that they introduce.
+    names: BTreeMap<String, Vec<String>>,
+    /// All paths in its code.
+    paths: Vec<Vec<String>>,
+}
+
+/// The modules of the products, by the folders of their crates and their paths in these.
+type Modules = BTreeMap<Vec<String>, Module>;
+
+fn path_parts(path: &str) -> Vec<String> {
+    let parts = path.split("::").map(str::trim);
+    parts.filter(|part| !part.is_empty()).map(str::to_owned).collect()
+}
+
+/// Adds the names that a tree of a `use` declaration introduces, and their paths.
+fn add_names(tree: &str, prefix: &[String], names: &mut BTreeMap<String, Vec<String>>) {
+    let tree = tree.trim();
+    if let Some((path, list)) = tree.strip_suffix('}').and_then(|tree| tree.split_once('{')) {
+        let prefix = [prefix, path_parts(path).as_slice()].concat();
+        let mut depth = 0_i32;
+        let is_separator = |letter: char| {
+            depth += i32::from(letter == '{') - i32::from(letter == '}');
+            letter == ',' && depth == 0
+        };
+        for item in list.split(is_separator).filter(|item| !item.trim().is_empty()) {
+            add_names(item, &prefix, names);
+        }
+        return;
+    }
+    let (path, alias) = tree.split_once(" as ").unwrap_or((tree, ""));
+    let mut path = [prefix, path_parts(path).as_slice()].concat();
+    path.pop_if(|last| last == "self");
+    let name = match alias {
+        "" => path.last().cloned().unwrap_or_default(),
+        alias => alias.trim().to_owned(),
+    };
+    names.insert(name, path);
+}
+
+fn modules() -> Modules {
+    let mut sources: Vec<SourceFile> = product_sources().collect();
+    // The library of a crate comes after its program, and replaces it.
+    sources.sort_by(|one, other| other.name.cmp(&one.name));
+    let mut modules = Modules::new();
+    for SourceFile { name: file, text } in sources {
+        let crate_file = file
+            .strip_prefix("src/")
+            .and_then(|file| file.split_once("/src/"));
+        let Some((folder, name)) = crate_file else {
+            continue;
+        };
+        let mut path = vec![folder.to_owned()];
+        path.extend(name.trim_end_matches(".rs").split('/').map(str::to_owned));
+        path.pop_if(|last| ["lib", "main", "mod"].contains(&last.as_str()));
+        let mut names = BTreeMap::new();
+        let mut lines = code_lines(&text).map(str::trim);
+        while let Some(line) = lines.next() {
+            let declaration = line.split_once("use ");
+            let is_public = |before: &str| before.starts_with("pub") && before.ends_with(' ');
+            let Some((_, tree)) = declaration.filter(|(before, _)| before.is_empty() || is_public(before))
+            else {
+                continue;
+            };
+            let mut tree = tree.to_owned();
+            while !tree.ends_with(';') {
+                tree.push_str(lines.next().unwrap_or(";"));
+            }
+            add_names(tree.trim_end_matches(';'), &[], &mut names);
+        }
+        let code: Vec<&str> = code_lines(&text).collect();
+        let code = code.join("\n");
+        let words = code.split(|letter: char| !letter.is_alphanumeric() && !['_', ':'].contains(&letter));
+        let paths = words.filter(|word| word.contains("::")).map(path_parts);
+        let paths = paths.chain(names.values().cloned()).collect();
+        modules.insert(path, Module { file, names, paths });
+    }
+    modules
+}
+
+/// The file with what a path of a module names; none for a module itself.
+fn resolve<'a>(modules: &'a Modules, module: &[String], path: &[String]) -> Option<&'a str> {
+    let mut at = module.to_vec();
+    for (index, name) in path.iter().enumerate() {
+        let mut child = at.clone();
+        child.push(name.clone());
+        let root = name.strip_prefix("kruise_").map(|folder| vec![folder.to_owned()]);
+        match name.as_str() {
+            "crate" => at.truncate(1),
+            "self" => {}
+            "super" => drop(at.pop()),
+            _ if modules.contains_key(&child) => at = child,
+            _ => match root.filter(|root| modules.contains_key(root)) {
+                Some(root) => at = root,
+                None => {
+                    let here = modules.get(&at)?;
+                    // What another file defines may be imported here to be imported from here.
+                    return match here.names.get(name).filter(|target| target.first() != Some(name)) {
+                        Some(target) => {
+                            resolve(modules, &at, &[target.as_slice(), &path[index + 1..]].concat())
+                        }
+                        None => Some(here.file.as_str()),
+                    };
+                }
+            },
+        }
+    }
+    None
+}
+
+/// The files that each file of the products imports.
+fn imports() -> BTreeMap<String, BTreeSet<String>> {
+    let modules = modules();
+    let mut imports: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (path, module) in &modules {
+        let files = module
+            .paths
+            .iter()
+            .filter_map(|target| resolve(&modules, path, target));
+        let others = files.filter(|file| *file != module.file).map(str::to_owned);
+        imports.insert(module.file.clone(), others.collect());
+    }
+    let imported = &imports["src/cluster/src/lease/standby.rs"];
+    assert!(
+        imported.contains("src/cluster/src/error.rs"),
+        "it imports `crate::Error`: {imported:?}"
+    );
+    imports
+}
+
+/// The files that a file imports, that these import, and so on.
+fn files_below<'a>(file: &'a str, imports: &'a BTreeMap<String, BTreeSet<String>>) -> BTreeSet<&'a str> {
+    let (mut found, mut pending) = (BTreeSet::new(), vec![file]);
+    while let Some(file) = pending.pop() {
+        for imported in imports.get(file).into_iter().flatten() {
+            if found.insert(imported.as_str()) {
+                pending.push(imported.as_str());
+            }
+        }
+    }
+    found
+}
+
+/// A file stands on the files that it imports, and none of these on it.
+#[test]
+fn files_do_not_import_each_other() {
+    let imports = imports();
+    let below: BTreeMap<&str, BTreeSet<&str>> = imports
+        .keys()
+        .map(|file| (file.as_str(), files_below(file, &imports)))
+        .collect();
+    let mut circles = Vec::new();
+    for (file, imported) in &imports {
+        let above = imported
+            .iter()
+            .filter(|other| below[other.as_str()].contains(file.as_str()));
+        circles.extend(above.map(|other| format!("{file} imports {other}")));
+    }
+    assert_no_offences("these imports form circles", &circles);
+}
+
+/// What several duties decide in the same way is in `api` or `workload`.
+#[test]
+fn duties_do_not_import_plans_of_others() {
+    fn duty_and_file(name: &str) -> Option<(&str, &str)> {
+        name.strip_prefix("src/manager/src/")?.split_once('/')
+    }
+    let mut offences = Vec::new();
+    for (file, imported) in imports() {
+        let Some((duty, _)) = duty_and_file(&file) else {
+            continue;
+        };
+        let is_plan_of_other = |other: &&String| {
+            duty_and_file(other).is_some_and(|(other, file)| other != duty && file.starts_with("plan"))
+        };
+        let plans = imported.iter().filter(is_plan_of_other);
+        offences.extend(plans.map(|plan| format!("{file} imports {plan}")));
+    }
+    assert_no_offences("plans belong to their duties", &offences);
 }
 
 /// Cases that failed once are stored next to the crate, under the path of their source file.
