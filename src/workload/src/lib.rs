@@ -2,8 +2,8 @@
 //!
 //! [`in_place`] updates Pods without recreating them: changes, patches, proof of completion. [`revision`] creates and
 //! compares ControllerRevisions, [`order`] sorts Pods, [`pods`] has predicates of one Pod, and [`not_ready`] the keys
-//! that keep it out of its Services. [`limits`] are the numbers of Pods that specs set, and [`job_conditions`] are in the
-//! status of jobs.
+//! that keep it out of its Services. [`limits`] has the numbers of Pods that specs set, and [`job_conditions`] merges
+//! the conditions of jobs.
 //!
 //! # Guide
 //!
