@@ -126,7 +126,7 @@ impl Index {
     }
 
     /// Applies one change; returns the affected jobs.
-    fn apply(&mut self, event: &WatchEvent, pods_store: &Store<PodView>) -> Vec<Key> {
+    pub fn apply(&mut self, event: &WatchEvent, pods_store: &Store<PodView>) -> Vec<Key> {
         match event {
             WatchEvent::Job(Change { key, old, new }) => {
                 match (old, new) {
