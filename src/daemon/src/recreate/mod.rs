@@ -33,6 +33,7 @@ use kruise_api::container_recreate_request::{ContainerRecreateRequest, MAX_REQUE
 use kruise_api::keys;
 use kruise_cluster::queue::{self, ReconcileError, RequeueAfter};
 use kruise_cluster::{Bounded, Key, Store};
+use kruise_ops::panics::catch_panic;
 use pod_reconciler::{PodReconciler, ReconcileResult};
 use runtime_queue::RuntimeQueue;
 
@@ -106,6 +107,17 @@ impl Reconcilers {
             }
         }
     }
+
+    /// Writes the last status of each Pod; the process waits for that, up to its own shutdown timeout.
+    async fn flush_statuses(&self) {
+        let last: Vec<_> = self.by_pod().drain().collect();
+        let flushes = last.into_iter().map(|(pod, reconciler)| async move {
+            let flush = async { reconciler.lock().await.flush_status().await };
+            // A panic is logged, and does not keep those of other Pods from being written.
+            let _ = catch_panic(NAME, pod, flush).await;
+        });
+        join_all(flushes).await;
+    }
 }
 
 /// Why the controller ended.
@@ -149,12 +161,7 @@ pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
         error = reconcilers.enqueue_changes() => return Err(error),
         () = workers => {}
     }
-    // The process waits for the last statuses, up to its own shutdown timeout.
-    let last: Vec<_> = reconcilers.by_pod().drain().collect();
-    let flushes = last.into_iter().map(|(_, reconciler)| async move {
-        reconciler.lock().await.flush_status().await;
-    });
-    join_all(flushes).await;
+    reconcilers.flush_statuses().await;
     Ok(())
 }
 
@@ -231,6 +238,20 @@ mod tests {
             Arc::clone(&reconcilers).reconcile(pod.clone()).await;
         }
         assert!(reconcilers.by_pod().keys().eq([&busy]));
+    }
+
+    #[tokio::test]
+    async fn panic_in_the_last_status_of_a_pod_does_not_end_those_of_others() {
+        let (shared, written) = node_with_panicking_runtime();
+        let reconcilers = Arc::new(Reconcilers::new(Arc::clone(&shared)));
+        let (pod, other) = (Key::namespaced("team", "web"), Key::namespaced("team", "other"));
+        Arc::clone(&reconcilers).reconcile(pod).await;
+        let panicking = SharedReconciler::new(PodReconciler::new(shared, other.clone()));
+        reconcilers.by_pod().insert(other, Arc::new(panicking));
+        let panics = inject_panic(NAME, "team/other");
+        reconcilers.flush_statuses().await;
+        assert_eq!(panics.times(), 1);
+        assert!(!written.lock().unwrap().is_empty());
     }
 
     /// A stop of the Pod's container with this deadline.
