@@ -17,7 +17,7 @@ mod report;
 mod runtime_queue;
 mod status_writer;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::future::join_all;
@@ -32,8 +32,9 @@ use context::{NAME, RecreateContext};
 use kruise_api::container_recreate_request::{ContainerRecreateRequest, MAX_REQUEST_BYTES};
 use kruise_api::keys;
 use kruise_cluster::queue::{self, ReconcileError, RequeueAfter};
-use kruise_cluster::{Bounded, Key, Store};
+use kruise_cluster::{Bounded, Change, Key, Store};
 use kruise_ops::panics::catch_panic;
+use plan::RecreateRequest;
 use pod_reconciler::{PodReconciler, ReconcileResult};
 use runtime_queue::RuntimeQueue;
 
@@ -74,8 +75,8 @@ impl Reconcilers {
             tokio::select! {
                 change = requests.recv() => {
                     let Some(change) = change else { return Error::WatchEnded("ContainerRecreateRequests") };
-                    if let Some(request) = change.new.or(change.old) {
-                        shared.enqueue(request.pod_key());
+                    for pod in changed_pods(change) {
+                        shared.enqueue(pod);
                     }
                 }
                 change = pods.recv() => {
@@ -118,6 +119,12 @@ impl Reconcilers {
         });
         join_all(flushes).await;
     }
+}
+
+/// The Pods whose requests have changed: a request that has replaced one of its name may be for another Pod.
+fn changed_pods(change: Change<RecreateRequest>) -> BTreeSet<Key> {
+    let requests = [change.old, change.new].into_iter().flatten();
+    requests.map(|request| request.pod_key()).collect()
 }
 
 /// Why the controller ended.
@@ -175,7 +182,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::act::{StopTask, TaskEventKind};
-    use super::plan::{RecreateRequest, StatusWrite, StopAction, Urgency};
+    use super::plan::{StatusWrite, StopAction, Urgency};
     use super::status_writer::StatusWriter;
     use super::*;
     use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
@@ -238,6 +245,26 @@ mod tests {
             Arc::clone(&reconcilers).reconcile(pod.clone()).await;
         }
         assert!(reconcilers.by_pod().keys().eq([&busy]));
+    }
+
+    /// Otherwise the first Pod would keep the deleted request until something else happens to it.
+    #[test]
+    fn request_that_replaces_one_of_its_name_changes_both_pods() {
+        let request = |pod: &str| {
+            Some(Arc::new(RecreateRequest {
+                namespace: "team".to_owned(),
+                pod_name: pod.to_owned(),
+                ..RecreateRequest::default()
+            }))
+        };
+        let changed = |old, new| {
+            let key = Key::namespaced("team", "again");
+            let pods = changed_pods(Change { key, old, new });
+            pods.into_iter().map(|pod| pod.name).collect::<Vec<_>>()
+        };
+        assert_eq!(changed(request("a"), request("b")), ["a", "b"]);
+        assert_eq!(changed(request("a"), request("a")), ["a"]);
+        assert_eq!(changed(request("a"), None), ["a"]);
     }
 
     #[tokio::test]
