@@ -78,11 +78,7 @@ async fn reconcile(ctx: Context, waits: DaemonWaits, key: Key) -> Result<Requeue
         return Ok(None);
     };
     let now = ctx.cluster.clock.now();
-    let pod_key = Key {
-        namespace: key.namespace.clone(),
-        name: request.spec.pod_name.clone(),
-    };
-    let pod = ctx.stores.pods.get(&pod_key);
+    let pod = ctx.stores.pods.get(&key.with_name(&request.spec.pod_name));
     let previous = waits
         .lock()
         .unwrap_or_else(PoisonError::into_inner)

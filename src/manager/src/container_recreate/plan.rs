@@ -1,8 +1,8 @@
 //! What the manager does about a ContainerRecreateRequest.
 //!
 //! The daemon executes requests. The manager sets what admission could not, marks the Pod not ready, completes requests
-//! that their daemon does not complete, and cleans up. Our own daemon gets [`DAEMON_GRACE`] for its part, so that the
-//! two do not write the same thing.
+//! that their daemon does not complete, and cleans up. A daemon gets [`DAEMON_GRACE`] to write what it has done, so that
+//! the two do not write the same thing or make each other's writes conflict.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use kruise_api::container_recreate_request::{
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 
-/// Time that our daemon gets for its own part.
+/// Time that a daemon gets to write what it has done.
 pub const DAEMON_GRACE: SignedDuration = SignedDuration::from_secs(1);
 /// Maximum time until a daemon takes a request.
 pub const NO_RESPONSE_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
@@ -79,8 +79,9 @@ pub struct DaemonWait {
 pub enum DaemonTask {
     /// To complete a request whose Pod was deleted.
     EndRequest,
-    /// To write this snapshot.
-    WriteSnapshot(Vec<Snapshot>),
+    /// To record the stop, before this snapshot is written for it: OpenKruise's daemon stops the container again if a
+    /// write in between makes its own conflict.
+    RecordStop(Vec<Snapshot>),
 }
 
 impl Plan {
@@ -154,7 +155,7 @@ pub fn plan(
     if own_daemon || new.is_empty() || new == status.container_status_snapshot {
         return Plan::wait_until(wake);
     }
-    let (since, wait_ends) = daemon_wait(&DaemonTask::WriteSnapshot(new.clone()), previous, now);
+    let (since, wait_ends) = daemon_wait(&DaemonTask::RecordStop(new.clone()), previous, now);
     if now >= wait_ends {
         return Plan::with_action(Action::WriteSnapshot(new));
     }
@@ -162,7 +163,7 @@ pub fn plan(
         action: None,
         requeue_at: wake.into_iter().chain([wait_ends]).min(),
         waiting: Some(DaemonWait {
-            task: DaemonTask::WriteSnapshot(new),
+            task: DaemonTask::RecordStop(new),
             since,
         }),
     }
@@ -209,14 +210,12 @@ fn plan_pod_deleted(
     if now >= wait_ends {
         return Plan::with_action(complete_action(request, status.clone(), POD_GONE_MESSAGE, now));
     }
-    let next_deadline = deadline_at(request).into_iter().chain([wait_ends]).min();
     Plan {
-        action: None,
-        requeue_at: next_deadline.filter(|at| *at > now).or(Some(wait_ends)),
         waiting: Some(DaemonWait {
             task: DaemonTask::EndRequest,
             since,
         }),
+        ..Plan::wait_until(Some(wait_ends))
     }
 }
 
