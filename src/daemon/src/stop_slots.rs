@@ -43,7 +43,7 @@ impl Default for StopSlots {
 
 impl StopSlots {
     /// A slot for that namespace, if one is free.
-    #[cfg(test)]
+    #[must_use]
     pub fn try_acquire(&self, namespace: &str) -> Option<StopSlot> {
         let share = self.namespace_semaphore(namespace).try_acquire_owned().ok()?;
         let node = Arc::clone(&self.node_semaphore).try_acquire_owned().ok()?;

@@ -60,13 +60,14 @@ pub struct StopTask {
     pub event_tx: mpsc::UnboundedSender<TaskEvent>,
 }
 
-/// Runs the stop when it gets a slot, but not after the request's deadline. Dropping the future cancels it.
-pub async fn run(task: StopTask) {
+/// Runs the stop: at once if there already is a slot, otherwise when it gets one; not after the request's deadline.
+/// Dropping the future cancels it.
+pub async fn run(task: StopTask, slot: Option<StopSlot>) {
     let object = format!(
         "{}/{}, container {}",
         task.pod.namespace, task.pod.name, task.action.key.container
     );
-    let result = panics::catch_panic(NAME, object, task.run()).await;
+    let result = panics::catch_panic(NAME, object, task.run(slot)).await;
     if let Err(panic) = result {
         task.send_event(TaskEventKind::Failed {
             error: panic.to_string(),
@@ -77,8 +78,8 @@ pub async fn run(task: StopTask) {
 }
 
 impl StopTask {
-    async fn run(&self) {
-        if let Some(slot) = self.acquire_slot().await {
+    async fn run(&self, slot: Option<StopSlot>) {
+        if let Some(slot) = self.acquire_slot(slot).await {
             slot.run(Box::pin(self.stop_container())).await;
         }
     }
@@ -137,7 +138,10 @@ impl StopTask {
     }
 
     /// Waits for a stop slot of this node; none after the request's deadline, at which the plan cancels those that wait.
-    async fn acquire_slot(&self) -> Option<StopSlot> {
+    async fn acquire_slot(&self, slot: Option<StopSlot>) -> Option<StopSlot> {
+        if slot.is_some() {
+            return slot;
+        }
         let slot = self.shared.ctx.stop_slots.acquire(&self.pod.namespace).await?;
         let now = self.shared.now().mono;
         if self.action.deadline.is_some_and(|deadline| deadline <= now) {

@@ -318,7 +318,7 @@ mod tests {
                 .collect();
             let deadline = shared.started_at.elapsed() + deadline;
             let (task, mut event_rx) = stop_task(&shared, Some(deadline));
-            let stop = tokio::spawn(act::run(task));
+            let stop = tokio::spawn(act::run(task, None));
             tokio::time::sleep(hours(25)).await;
             drop(slots);
             stop.await.unwrap();
@@ -336,7 +336,7 @@ mod tests {
     async fn panicking_container_stop_is_retried() {
         let (shared, _) = node_with_panicking_runtime();
         let (task, mut event_rx) = stop_task(&shared, None);
-        act::run(task).await;
+        act::run(task, shared.ctx.stop_slots.try_acquire("team")).await;
         let mut last = None;
         while let Ok(event) = event_rx.try_recv() {
             last = Some(event.kind);
@@ -364,7 +364,7 @@ mod tests {
         Arc::get_mut(&mut shared).unwrap().queue_tx = queue_tx;
         let pod = Some(Key::namespaced("team", "web"));
         let (task, mut event_rx) = stop_task(&shared, None);
-        act::run(task).await;
+        act::run(task, shared.ctx.stop_slots.try_acquire("team")).await;
         let mut events = 0;
         while event_rx.try_recv().is_ok() {
             events += 1;

@@ -14,8 +14,8 @@ use super::act::{self, StopTask, TaskEvent, TaskEventKind};
 use super::context::RecreateContext;
 use super::observe::{self, RuntimeObserver};
 use super::plan::{
-    self, Observed, Plan, PodObservation, RecreateRequest, RecreateState, RuntimeObservation, StatusWrite,
-    StopAction, StopAttempt, StopStage,
+    self, Clocks, Observed, Plan, PodObservation, RecreateRequest, RecreateState, RuntimeObservation,
+    StatusWrite, StopAction, StopAttempt, StopStage,
 };
 use super::report;
 use super::runtime_queue::ObserveLimit;
@@ -214,7 +214,7 @@ impl PodReconciler {
         let now = self.shared.now();
         let plan = loop {
             let plan = plan::plan(&observed, now);
-            let acted = self.apply(&observed, &plan);
+            let acted = self.apply(&observed, &plan, now);
             observed.state = self.state.clone();
             if !acted {
                 break plan;
@@ -257,7 +257,7 @@ impl PodReconciler {
     }
 
     /// Acts on a plan. Returns whether the state has changed, so that a new plan is needed.
-    fn apply(&mut self, observed: &Observed, plan: &Plan) -> bool {
+    fn apply(&mut self, observed: &Observed, plan: &Plan, now: Clocks) -> bool {
         for key in &plan.cancel {
             if let Some(handle) = self.abort_handles.remove(key) {
                 handle.abort();
@@ -279,7 +279,7 @@ impl PodReconciler {
                 action: action.clone(),
                 event_tx: self.event_tx.clone(),
             };
-            self.start_stop(task);
+            self.start_stop(task, now);
         }
         !plan.stops.is_empty()
     }
@@ -318,20 +318,28 @@ impl PodReconciler {
         events.publish(object, type_, reason, "Recreating", note);
     }
 
-    fn start_stop(&mut self, task: StopTask) {
+    fn start_stop(&mut self, task: StopTask, now: Clocks) {
+        let slot = self.shared.ctx.stop_slots.try_acquire(&task.pod.namespace);
         let key = task.action.key.clone();
+        let run_hook = task.action.run_hook;
         let previous = self.state.attempts.get(&key);
         let attempt = StopAttempt {
             request_name: task.action.request_name.clone(),
-            started_at: previous.and_then(|attempt| attempt.started_at),
-            hook_done: !task.action.run_hook,
+            started_at: previous
+                .and_then(|attempt| attempt.started_at)
+                .or_else(|| slot.is_some().then_some(now.mono)),
+            hook_done: !run_hook,
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
             failures: previous.map(|attempt| attempt.failures).unwrap_or_default(),
-            stage: StopStage::Queued,
+            stage: match slot {
+                None => StopStage::Queued,
+                Some(_) if run_hook => StopStage::Hook,
+                Some(_) => StopStage::Stopping,
+            },
             in_progress: true,
         };
         self.state.attempts.insert(key.clone(), attempt);
-        let handle = self.stop_tasks.spawn(act::run(task));
+        let handle = self.stop_tasks.spawn(act::run(task, slot));
         self.abort_handles.insert(key, handle);
     }
 
