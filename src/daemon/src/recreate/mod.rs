@@ -281,6 +281,16 @@ mod tests {
         assert!(!written.lock().unwrap().is_empty());
     }
 
+    /// A write of an empty status at once.
+    fn status_write(request: Arc<RecreateRequest>) -> StatusWrite {
+        StatusWrite {
+            request,
+            status: ContainerRecreateRequestStatus::default(),
+            waiting_reason: None,
+            urgency: Urgency::Now,
+        }
+    }
+
     /// A stop of the Pod's container with this deadline.
     fn stop_task(
         shared: &Arc<RecreateContext>,
@@ -371,12 +381,7 @@ mod tests {
             assert_eq!(queue_rx.try_recv().ok(), pod);
         }
         assert!(events > 0);
-        let write = StatusWrite {
-            request: shared.requests.list().remove(0),
-            status: ContainerRecreateRequestStatus::default(),
-            waiting_reason: None,
-            urgency: Urgency::Now,
-        };
+        let write = status_write(shared.requests.list().remove(0));
         let mut writer = StatusWriter::new(Arc::clone(&shared));
         writer.set_pending(&[write], shared.now());
         writer.start_due(shared.now());
@@ -391,12 +396,7 @@ mod tests {
         for (code, seconds) in [(401, 6), (403, 6), (422, 61)] {
             let (shared, written) = node_with_api_response(code);
             let requests = shared.requests.list();
-            let write = StatusWrite {
-                request: Arc::clone(&requests[0]),
-                status: ContainerRecreateRequestStatus::default(),
-                waiting_reason: None,
-                urgency: Urgency::Now,
-            };
+            let write = status_write(Arc::clone(&requests[0]));
             let mut writer = StatusWriter::new(Arc::clone(&shared));
             writer.set_pending(&[write], shared.now());
             for _ in 0..8 {
@@ -422,10 +422,8 @@ mod tests {
             ..ContainerRecreateRequestStatus::default()
         };
         let write = StatusWrite {
-            request: Arc::clone(&requests[0]),
             status,
-            waiting_reason: None,
-            urgency: Urgency::Now,
+            ..status_write(Arc::clone(&requests[0]))
         };
         let mut writer = StatusWriter::new(Arc::clone(&shared));
         let panics = inject_panic(NAME, "panicking");
@@ -489,12 +487,7 @@ mod tests {
             resource_version: "1".to_owned(),
             ..RecreateRequest::default()
         })];
-        let write = StatusWrite {
-            request: Arc::clone(&watched[0]),
-            status: ContainerRecreateRequestStatus::default(),
-            waiting_reason: None,
-            urgency: Urgency::Now,
-        };
+        let write = status_write(Arc::clone(&watched[0]));
         let mut writer = StatusWriter::new(Arc::clone(&shared));
         writer.set_pending(&[write], shared.now());
         writer.start_due(shared.now());
@@ -529,12 +522,7 @@ mod tests {
             name: "again".to_owned(),
             ..RecreateRequest::default()
         });
-        let writes = [StatusWrite {
-            request,
-            status: ContainerRecreateRequestStatus::default(),
-            waiting_reason: None,
-            urgency: Urgency::Now,
-        }];
+        let writes = [status_write(request)];
         let mut writer = StatusWriter::new(Arc::clone(&shared));
         writer.set_pending(&writes, shared.now());
         writer.start_due(shared.now());
@@ -580,12 +568,7 @@ mod tests {
             .collect();
         let writes: Vec<_> = requests
             .iter()
-            .map(|request| StatusWrite {
-                request: Arc::clone(request),
-                status: ContainerRecreateRequestStatus::default(),
-                waiting_reason: None,
-                urgency: Urgency::Now,
-            })
+            .map(|request| status_write(Arc::clone(request)))
             .collect();
         for at_shutdown in [false, true] {
             let mut writer = StatusWriter::new(Arc::clone(&shared));
